@@ -1,1 +1,19 @@
+//! The domain of ReplayFork: runs and spans, bindings, patches, plans, digests and diffs.
+//!
+//! Everything here is pure. This room never does I/O, reads no clock and no environment; whoever needs bytes
+//! from a workspace hands them in through [`replay::Workspace`].
 
+pub mod binding;
+pub mod contract;
+pub mod diff;
+pub mod digest;
+pub mod footprint;
+pub mod fork;
+pub mod model;
+pub mod patch;
+pub mod plan;
+pub mod reason;
+pub mod replay;
+pub mod source;
+
+pub use digest::Digest;
