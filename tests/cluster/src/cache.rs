@@ -60,6 +60,11 @@ impl Inputs {
     }
 }
 
+/// Whether an entry is there.
+pub fn has(kind: &str, name: &str, digest: &str) -> bool {
+    root().is_ok_and(|root| root.join(kind).join(format!("{name}-{digest}")).is_dir())
+}
+
 /// Returns the entry `NAME-DIGEST` in the part `kind` of the cache; makes it first if it isn't there.
 ///
 /// `make` gets an empty folder to fill. Two processes that want the same entry wait for each other.

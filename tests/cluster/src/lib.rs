@@ -10,13 +10,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod addresses;
+mod buildah;
 mod cache;
 mod cgroups;
 mod cluster;
 pub mod command;
 mod components;
 mod config;
-mod images;
+pub mod images;
 mod init;
 pub mod interrupt;
 mod keeper;
@@ -25,6 +26,7 @@ pub mod parts;
 pub mod phase;
 mod pki;
 mod postgres;
+mod rootfs;
 mod spec;
 mod supervisor;
 

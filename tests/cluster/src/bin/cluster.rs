@@ -1,13 +1,13 @@
 //! `cluster`: what the Makefile calls to build the cluster's parts and to run a cluster.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use replayfork_test_cluster::parts::Part;
 use replayfork_test_cluster::phase::phase;
-use replayfork_test_cluster::{Cluster, Options, interrupt};
+use replayfork_test_cluster::{Cluster, Options, images, interrupt};
 
 #[derive(Parser)]
 #[command(about = "A real Kubernetes on this machine, for tests and demo")]
@@ -23,6 +23,12 @@ enum Verb {
         /// Only these.
         #[arg(long, value_delimiter = ',')]
         only: Vec<Part>,
+    },
+    /// Build the images from what cargo built in target/debug.
+    Images {
+        /// Another clone than the one this program was built in.
+        #[arg(long)]
+        project: Option<PathBuf>,
     },
     /// Run a bare cluster until Ctrl-C.
     Up {
@@ -58,8 +64,19 @@ fn carry_out(verb: Verb) -> Result<()> {
             let parts = if only.is_empty() { Part::ALL.to_vec() } else { only };
             parts.into_iter().try_for_each(|part| part.build().map(drop))
         }
+        Verb::Images { project: other } => {
+            for built in images::build(&other.unwrap_or_else(project))? {
+                println!("{} {}", built.image.reference(), built.archive.display());
+            }
+            Ok(())
+        }
         Verb::Up { state, gvisor, image } => up(Options { state, gvisor, postgres: true, images: image }),
     }
+}
+
+/// The clone that this program was built in.
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn up(options: Options) -> Result<()> {
