@@ -1,0 +1,209 @@
+//! Forks: what the operator registers, and what a sandbox does.
+
+use std::collections::BTreeMap;
+
+use replayfork_core::Digest;
+use replayfork_core::fork::{DeletionPolicy, ForkSpec};
+use replayfork_core::model::{Closing, Fidelity, Opening, RunEnvironment, SnapshotRef, Span, SpanKind, Status};
+use replayfork_core::plan::PlanCounts;
+use replayfork_core::reason::Blocked;
+use replayfork_core::source::Changed;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// `PUT /api/v1/forks/{uid}`: idempotent; another spec under the same uid is 409.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RegisterFork {
+    pub namespace: String,
+    pub name: String,
+    /// The custom resource's spec, verbatim.
+    pub spec: serde_json::Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum ForkState {
+    Registered,
+    Claimed,
+    Terminal,
+}
+
+/// How a fork ended. Only `Succeeded` means that the plan was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+pub enum CloseReason {
+    Succeeded,
+    /// Nothing could run.
+    Blocked,
+    RunNotFound,
+    RunNotSealed,
+    SpanNotFound,
+    SpanAmbiguous,
+    PatchRefused,
+    SpecInvalid,
+    Canceled,
+    DeadlineExceeded,
+    StartDeadlineExceeded,
+    Interrupted,
+    PlanMismatch,
+    UndeclaredWrite,
+    WorkspaceInconsistent,
+    WorkspacePathUnsupported,
+    WorkspaceFull,
+    ImageNotUsable,
+    ImagePullFailed,
+    CreateFailed,
+    PodSandboxFailed,
+    NetworkNotIsolated,
+    NetworkPolicyConflict,
+    OOMKilled,
+    SandboxFailed,
+    Deleted,
+}
+
+impl std::fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+/// A blocked span, as the custom resource's status shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BlockedSpan {
+    pub span: String,
+    pub name: String,
+    pub kind: SpanKind,
+    pub blocked: Blocked,
+}
+
+/// What stands of a terminal fork for ever.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ForkResult {
+    pub reason: CloseReason,
+    pub message: String,
+    /// Status of the deciding span in the fork.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Status>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_outcome: Option<Status>,
+    pub reexecuted: i64,
+    pub reused: i64,
+    pub overridden: i64,
+    pub blocked: i64,
+    /// At most 20.
+    #[serde(default)]
+    pub blocked_spans: Vec<BlockedSpan>,
+}
+
+/// A fork's row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Fork {
+    pub uid: Uuid,
+    pub namespace: String,
+    pub name: String,
+    pub state: ForkState,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_run: Option<Uuid>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_run_name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork_run: Option<Uuid>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork_run_name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanOverview>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    pub cancel_requested: bool,
+    pub deletion_policy: DeletionPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<ForkResult>,
+    /// RFC 3339.
+    pub registered_at: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal_at: Option<String>,
+}
+
+/// What the operator needs of a plan: numbers, the first blocked spans, and what to build the pod from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PlanOverview {
+    pub digest: Digest,
+    pub counts: PlanCounts,
+    /// At most 20.
+    pub blocked_spans: Vec<BlockedSpan>,
+    /// Resolved: image, uid, workspace root and HOME that the sandbox gets.
+    pub environment: RunEnvironment,
+}
+
+/// `PUT /api/v1/forks/{uid}/pod`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NamePod {
+    pub pod_uid: String,
+}
+
+/// `POST /api/v1/forks/{uid}/close` and `POST /sandbox/v1/forks/{uid}/close`: the first one stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CloseFork {
+    pub reason: CloseReason,
+    pub message: String,
+}
+
+/// `POST /sandbox/v1/forks/{uid}/claim`: the same number gets the same answer, any other 409 for ever.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClaimFork {
+    /// 32 random bytes in hex.
+    pub nonce: String,
+}
+
+/// `GET /sandbox/v1/forks/{uid}/bundle`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Bundle {
+    pub spec: ForkSpec,
+    pub plan_digest: Digest,
+    /// As recorded.
+    pub recorded: RunEnvironment,
+    /// As the sandbox has it.
+    pub sandbox: RunEnvironment,
+    pub spans: Vec<Span>,
+    pub changed: BTreeMap<String, Changed>,
+    /// Seconds of execution.
+    pub deadline_seconds: i64,
+}
+
+/// `POST /sandbox/v1/forks/{uid}/spans/{span}/begin`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BeginSpan {
+    /// The opening as it is executed: patched and rendered.
+    pub opening: Opening,
+    pub input_digest: Digest,
+}
+
+/// `POST /sandbox/v1/forks/{uid}/spans/{span}/end`: the result of a step that was begun, or of one that needs no execution.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct EndSpan {
+    pub fidelity: Fidelity,
+    pub opening: Opening,
+    pub closing: Closing,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_before: Option<SnapshotRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_after: Option<SnapshotRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_digest: Option<Digest>,
+}
+
+/// `POST /sandbox/v1/forks/{uid}/snapshots`: workspace states around spans that are reused, where they differ from the recorded ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReusedSnapshots {
+    pub span: String,
+    pub snapshot_before: SnapshotRef,
+    pub snapshot_after: SnapshotRef,
+}
+
+/// Answer to `GET /sandbox/v1/forks/{uid}/wait`, which returns when it is asked to stop, or after at most 20 s.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Wait {
+    pub cancel: bool,
+    pub terminal: bool,
+}
