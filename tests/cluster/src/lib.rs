@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 mod addresses;
+mod attached;
 mod buildah;
 mod cache;
 mod cgroups;
@@ -17,20 +18,28 @@ mod cluster;
 pub mod command;
 mod components;
 mod config;
+mod containers;
+pub mod demo;
 pub mod images;
 mod init;
+pub mod install;
 pub mod interrupt;
 mod keeper;
+pub mod kube;
 mod mounts;
+pub mod packages;
 pub mod parts;
 pub mod phase;
 mod pki;
+pub mod place;
 mod postgres;
 mod rootfs;
 mod spec;
 mod supervisor;
+pub mod workspace;
 
 pub use addresses::Addresses;
+pub use attached::Attached;
 pub use cluster::{Cluster, Options};
 pub use components::PAUSE_IMAGE;
 

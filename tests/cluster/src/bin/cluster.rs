@@ -1,13 +1,18 @@
-//! `cluster`: what the Makefile calls to build the cluster's parts and to run a cluster.
+//! `cluster`: what the Makefile calls to build the cluster's parts, to run a cluster, and for the demo.
 
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
-use anyhow::Result;
-use clap::{Parser, Subcommand};
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand, ValueEnum};
+use replayfork_test_cluster::demo::{self, Wish};
+use replayfork_test_cluster::images::{self, Image};
+use replayfork_test_cluster::install::{Install, NAMESPACE};
+use replayfork_test_cluster::packages::{self, Purpose};
 use replayfork_test_cluster::parts::Part;
 use replayfork_test_cluster::phase::phase;
-use replayfork_test_cluster::{Cluster, Options, images, interrupt};
+use replayfork_test_cluster::place::{Current, Place};
+use replayfork_test_cluster::{Cluster, Options, command, interrupt, workspace};
 
 #[derive(Parser)]
 #[command(about = "A real Kubernetes on this machine, for tests and demo")]
@@ -18,19 +23,22 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Install the Debian packages that are needed, or say which.
+    Packages {
+        #[arg(value_enum, default_value = "cluster")]
+        purpose: Purpose,
+    },
     /// Build the Go parts into the cache.
     Parts {
         /// Only these.
         #[arg(long, value_delimiter = ',')]
         only: Vec<Part>,
     },
-    /// Build the images from what cargo built in target/debug.
-    Images {
-        /// Another clone than the one this program was built in.
-        #[arg(long)]
-        project: Option<PathBuf>,
-    },
-    /// Run a bare cluster until Ctrl-C.
+    /// Build the Rust workspace, the static executor and the viewer.
+    Build,
+    /// Build the images from what is in target/debug.
+    Images,
+    /// Run a cluster until Ctrl-C.
     Up {
         /// The folder for everything it writes; must be absent, is removed afterwards.
         #[arg(long)]
@@ -38,10 +46,39 @@ enum Verb {
         /// With the RuntimeClass `gvisor`.
         #[arg(long)]
         gvisor: bool,
-        /// OCI archives to import.
+        /// With the images, and the chart set up for these namespaces.
+        #[arg(long, value_delimiter = ',')]
+        install: Vec<String>,
+        /// Further OCI archives to import.
         #[arg(long)]
         image: Vec<PathBuf>,
     },
+    /// Import the images of what is now in target/debug into a running cluster, and restart the product there.
+    Reload {
+        /// That cluster's folder.
+        #[arg(long)]
+        state: PathBuf,
+    },
+    /// A shell on a fresh cluster with the chart installed.
+    Shell,
+    /// From nothing to a fork and its diff.
+    Demo {
+        #[arg(long, env = "CLUSTER", value_enum, default_value = "own")]
+        cluster: Where,
+        #[arg(long, env = "REGISTRY")]
+        registry: Option<String>,
+        #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+        database_url: Option<String>,
+        /// 1: end after the last step.
+        #[arg(long, env = "ONCE")]
+        once: Option<String>,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Where {
+    Own,
+    Current,
 }
 
 fn main() -> ExitCode {
@@ -52,42 +89,93 @@ fn main() -> ExitCode {
     match interrupt::install().and_then(|()| carry_out(arguments.verb)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            eprintln!("\n{error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
 fn carry_out(verb: Verb) -> Result<()> {
+    let project = workspace::project();
     match verb {
+        Verb::Packages { purpose } => packages::ensure(purpose),
         Verb::Parts { only } => {
             let parts = if only.is_empty() { Part::ALL.to_vec() } else { only };
             parts.into_iter().try_for_each(|part| part.build().map(drop))
         }
-        Verb::Images { project: other } => {
-            for built in images::build(&other.unwrap_or_else(project))? {
+        Verb::Build => workspace::build(&project),
+        Verb::Images => {
+            for built in images::build(&project)? {
                 println!("{} {}", built.image.reference(), built.archive.display());
             }
             Ok(())
         }
-        Verb::Up { state, gvisor, image } => up(Options { state, gvisor, postgres: true, images: image }),
+        Verb::Up { state, gvisor, install, image } => up(state, gvisor, &install, image),
+        Verb::Reload { state } => {
+            let cluster = replayfork_test_cluster::Attached::to(&state)?;
+            for built in images::build(&project)? {
+                cluster.import_image(&built.archive)?;
+            }
+            let kube = cluster.kube()?;
+            let deployments = ["deployment/replayfork-api-server", "deployment/replayfork-operator"];
+            command::run(kube.kubectl(["rollout", "restart", "-n", NAMESPACE]).args(deployments))?;
+            deployments.iter().try_for_each(|name| command::run(&mut kube.kubectl(["rollout", "status", "-n", NAMESPACE, name])))
+        }
+        Verb::Shell => shell(),
+        Verb::Demo { cluster, registry, database_url, once } => demo::run_demo(Wish {
+            current: matches!(cluster, Where::Current).then_some(Current { registry, database_url }),
+            once: once.is_some_and(|text| !matches!(text.as_str(), "" | "0")),
+        }),
     }
 }
 
-/// The clone that this program was built in.
-fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn up(options: Options) -> Result<()> {
+fn up(state: Option<PathBuf>, gvisor: bool, namespaces: &[String], mut images: Vec<PathBuf>) -> Result<()> {
+    let project = workspace::project();
+    if !namespaces.is_empty() {
+        images.extend(images::build(&project)?.into_iter().map(|built| built.archive));
+    }
+    let options = Options { state, gvisor, postgres: true, images };
     let cluster = phase("starting the cluster", || Cluster::start(options))?;
+    let kube = cluster.kube()?;
+    if !namespaces.is_empty() {
+        let namespaces: Vec<_> = namespaces.iter().map(String::as_str).collect();
+        let install = Install::imported(cluster.database_url()?, &namespaces);
+        phase("installing the chart", || install.run(&kube, &project))?;
+    }
     println!("export KUBECONFIG={}", cluster.kubeconfig().display());
-    println!("export PATH={}", cluster.path());
+    println!("export PATH={}", kube.path());
     println!("export DATABASE_URL={}", cluster.database_url()?);
     println!("# logs: {}; Ctrl-C ends it", cluster.log_dir().display());
-    interrupt::wait();
+    while !interrupt::asked() {
+        ensure!(!cluster.ended(), "the cluster has ended by itself");
+        std::thread::sleep(interrupt::SLICE);
+    }
     phase("taking the cluster down", || {
         drop(cluster);
+        Ok(())
+    })
+}
+
+fn shell() -> Result<()> {
+    let project = workspace::project();
+    packages::ensure(Purpose::Cluster)?;
+    Part::ALL.into_iter().try_for_each(|part| part.build().map(drop))?;
+    workspace::build(&project)?;
+    let images = images::build(&project)?;
+    let place = Place::own(&images, &["agents"])?;
+    phase("installing the chart", || place.install.run(&place.kube, &project))?;
+    let cluster = place.own.as_ref().context("it is our own")?;
+    println!("A shell on a fresh cluster. Try: kubectl get pods -A; kubectl replay runs -n agents");
+    println!("Images by their names here: {}", Image::ALL.map(Image::reference).join(" "));
+    println!("It is gone when you leave the shell.");
+    let mut shell = Command::new(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
+    shell.env("KUBECONFIG", cluster.kubeconfig()).env("PATH", place.kube.path()).env("DATABASE_URL", cluster.database_url()?);
+    // The shell's own last status says nothing about the cluster.
+    shell.status().context("can't start the shell")?;
+    // Ctrl-C in the shell reached this process too, and meant the shell.
+    interrupt::forget();
+    phase("taking the cluster down", || {
+        drop(place);
         Ok(())
     })
 }
