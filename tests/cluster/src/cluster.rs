@@ -66,7 +66,10 @@ impl Cluster {
             postgres: options.postgres.then(Database::new).transpose()?,
         };
         spec.write()?;
-        let mut keeper = Command::new(std::env::current_exe()?)
+        // A copy, since cargo may replace this program's file while it runs.
+        let program = spec.state.join("program");
+        fs::copy("/proc/self/exe", &program).context("can't copy this program")?;
+        let mut keeper = Command::new(&program)
             .args([ROLE, "keep"])
             .arg(&spec.state)
             .stdin(Stdio::piped())
@@ -78,8 +81,17 @@ impl Cluster {
         // From here on, every way out takes the cluster down.
         let ended = Arc::new(AtomicBool::new(false));
         let state = spec.state.clone();
-        let attached = Attached { spec, unshare: 0, init: 0 };
-        let mut cluster = Self { attached, lifeline, keeper, ended: Arc::clone(&ended) };
+        let attached = Attached {
+            spec,
+            unshare: 0,
+            init: 0,
+        };
+        let mut cluster = Self {
+            attached,
+            lifeline,
+            keeper,
+            ended: Arc::clone(&ended),
+        };
         let (ready, became_ready) = mpsc::channel();
         std::thread::spawn(move || {
             watch(events, &ready);
@@ -104,9 +116,13 @@ fn await_ready(became_ready: &Receiver<Event>) -> Result<()> {
             Ok(Event::Ready) => return Ok(()),
             Ok(Event::Failed { message }) => bail!("the cluster did not start: {message}"),
             Ok(event) => bail!("the cluster did not start: {event:?}"),
-            Err(RecvTimeoutError::Disconnected) => bail!("the cluster's keeper ended before the cluster was ready"),
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("the cluster's keeper ended before the cluster was ready")
+            }
             Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
-            Err(RecvTimeoutError::Timeout) => bail!("the cluster was not ready within {} s", STARTING.as_secs()),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("the cluster was not ready within {} s", STARTING.as_secs())
+            }
         }
     }
 }
@@ -135,7 +151,9 @@ fn watch(events: impl BufRead, ready: &Sender<Event>) {
     let mut decided = false;
     for line in events.lines().map_while(Result::ok) {
         match serde_json::from_str(&line) {
-            Ok(Event::Ended { component, message }) => eprintln!("the cluster's {component}: {message}"),
+            Ok(Event::Ended { component, message }) => {
+                eprintln!("the cluster's {component}: {message}")
+            }
             Ok(event) if !decided => {
                 decided = true;
                 let _ = ready.send(event);
@@ -150,10 +168,14 @@ fn watch(events: impl BufRead, ready: &Sender<Event>) {
 fn state_folder(wanted: Option<PathBuf>) -> Result<PathBuf> {
     let folder = match wanted {
         Some(folder) => {
-            fs::create_dir(&folder).with_context(|| format!("can't make the state folder {}", folder.display()))?;
+            fs::create_dir(&folder)
+                .with_context(|| format!("can't make the state folder {}", folder.display()))?;
             folder.canonicalize()?
         }
-        None => tempfile::Builder::new().prefix("replayfork-cluster-").tempdir()?.keep(),
+        None => tempfile::Builder::new()
+            .prefix("replayfork-cluster-")
+            .tempdir()?
+            .keep(),
     };
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))?;
     Ok(folder)

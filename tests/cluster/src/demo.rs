@@ -45,7 +45,11 @@ pub fn run_demo(wish: Wish) -> Result<()> {
     let started = Instant::now();
     let project = workspace::project();
     packages::ensure(Purpose::Cluster)?;
-    let parts = if wish.current.is_none() { Part::ALL.as_slice() } else { &[Part::Kube, Part::Helm] };
+    let parts = if wish.current.is_none() {
+        Part::ALL.as_slice()
+    } else {
+        &[Part::Kube, Part::Helm]
+    };
     parts.iter().try_for_each(|part| part.build().map(drop))?;
     workspace::build(&project)?;
     let images = images::build(&project)?;
@@ -53,12 +57,21 @@ pub fn run_demo(wish: Wish) -> Result<()> {
         Some(current) => Place::current(current, &images, &[AGENTS])?,
         None => Place::own(&images, &[AGENTS])?,
     };
-    phase("installing the chart", || place.install.run(&place.kube, &project))?;
-    let viewer = Demo { place: &place, project: &project }.play()?;
+    phase("installing the chart", || {
+        place.install.run(&place.kube, &project)
+    })?;
+    let viewer = Demo {
+        place: &place,
+        project: &project,
+    }
+    .play()?;
     println!("\nup after {} s\n", started.elapsed().as_secs());
     println!("  the viewer   {}", viewer.address);
     if let Some(cluster) = &place.own {
-        println!("  a shell      export KUBECONFIG={}", cluster.kubeconfig().display());
+        println!(
+            "  a shell      export KUBECONFIG={}",
+            cluster.kubeconfig().display()
+        );
     }
     println!("               export PATH={}", place.kube.path());
     println!("               kubectl replay runs -n {AGENTS}");
@@ -86,16 +99,27 @@ impl Demo<'_> {
         let fork = self.fork_manifest(&run)?;
         self.show(&["replay", "show", "-n", AGENTS, &run])?;
 
-        note(&format!("What if the connection pool waited less? examples/forks/{FORK}.yaml"));
-        let name = if run == RUN { FORK.to_owned() } else { format!("{FORK}{}", run.trim_start_matches(RUN)) };
+        note(&format!(
+            "What if the connection pool waited less? examples/forks/{FORK}.yaml"
+        ));
+        let name = if run == RUN {
+            FORK.to_owned()
+        } else {
+            format!("{FORK}{}", run.trim_start_matches(RUN))
+        };
         let file = tempfile::Builder::new().suffix(".yaml").tempfile()?;
         std::fs::write(file.path(), &fork)?;
         let path = file.path().display().to_string();
         self.show(&["replay", "plan", "-n", AGENTS, "-f", &path])?;
-        phase(&format!("kubectl apply -f examples/forks/{FORK}.yaml; kubectl wait --for=condition=Finished"), || {
-            self.place.kube.apply(&fork)?;
-            self.finished(&name)
-        })?;
+        phase(
+            &format!(
+                "kubectl apply -f examples/forks/{FORK}.yaml; kubectl wait --for=condition=Finished"
+            ),
+            || {
+                self.place.kube.apply(&fork)?;
+                self.finished(&name)
+            },
+        )?;
         self.show(&["replay", "diff", "-n", AGENTS, &name])?;
         phase("opening the viewer", || Viewer::open(self.place))
     }
@@ -104,26 +128,62 @@ impl Demo<'_> {
     fn record(&self) -> Result<String> {
         let kube = &self.place.kube;
         // On a cluster of the user's, an earlier demo may have left one.
-        run(&mut kube.kubectl(["delete", "pod", RUN, "-n", AGENTS, "--ignore-not-found", "--wait"]))?;
-        kube.apply(&self.place.localized(&self.project.join("examples/scripted-agent/pod.yaml"))?)?;
-        let ended = kube.wait_for_value(&["pod", RUN, "-n", AGENTS], "{.status.phase}", &["Succeeded", "Failed"], STEP);
-        let log = || output(&mut kube.kubectl(["logs", RUN, "-n", AGENTS, "--all-containers", "--tail=40"])).unwrap_or_default();
-        let phase = ended.with_context(|| format!("the agent's pod did not end; its log:\n{}", log()))?;
-        ensure!(phase == "Succeeded", "the agent's pod failed; its log:\n{}", log());
+        run(&mut kube.kubectl([
+            "delete",
+            "pod",
+            RUN,
+            "-n",
+            AGENTS,
+            "--ignore-not-found",
+            "--wait",
+        ]))?;
+        kube.apply(
+            &self
+                .place
+                .localized(&self.project.join("examples/scripted-agent/pod.yaml"))?,
+        )?;
+        let ended = kube.wait_for_value(
+            &["pod", RUN, "-n", AGENTS],
+            "{.status.phase}",
+            &["Succeeded", "Failed"],
+            STEP,
+        );
+        let log = || {
+            output(&mut kube.kubectl(["logs", RUN, "-n", AGENTS, "--all-containers", "--tail=40"]))
+                .unwrap_or_default()
+        };
+        let phase =
+            ended.with_context(|| format!("the agent's pod did not end; its log:\n{}", log()))?;
+        ensure!(
+            phase == "Succeeded",
+            "the agent's pod failed; its log:\n{}",
+            log()
+        );
         let log = log();
         let name = log.lines().find_map(|line| line.strip_prefix("run "));
-        let name = name.with_context(|| format!("the agent's log names no run:\n{log}"))?.trim().to_owned();
+        let name = name
+            .with_context(|| format!("the agent's log names no run:\n{log}"))?
+            .trim()
+            .to_owned();
         if name != RUN {
-            note(&format!("a run named {RUN} was there already, so this one is {name}; the manifests are applied with that name"));
+            note(&format!(
+                "a run named {RUN} was there already, so this one is {name}; the manifests are applied with that name"
+            ));
         }
         Ok(name)
     }
 
     /// The fork's manifest, for the run's real name.
     fn fork_manifest(&self, run: &str) -> Result<String> {
-        let text = self.place.localized(&self.project.join(format!("examples/forks/{FORK}.yaml")))?;
-        let suffix = run.strip_prefix(RUN).with_context(|| format!("the run is named {run}, which doesn't begin with {RUN}"))?;
-        Ok(text.replace(&format!("run: {RUN}"), &format!("run: {run}")).replace(&format!("name: {FORK}"), &format!("name: {FORK}{suffix}")))
+        let text = self
+            .place
+            .localized(&self.project.join(format!("examples/forks/{FORK}.yaml")))?;
+        let suffix = run
+            .strip_prefix(RUN)
+            .with_context(|| format!("the run is named {run}, which doesn't begin with {RUN}"))?;
+        Ok(text
+            .replace(&format!("run: {RUN}"), &format!("run: {run}"))
+            .replace(&format!("name: {FORK}"), &format!("name: {FORK}{suffix}")))
     }
 
     /// Waits for the fork's end; anything but success is an error that shows what the fork says.
@@ -131,18 +191,39 @@ impl Demo<'_> {
         let kube = &self.place.kube;
         let object = format!("replayfork/{name}");
         let limit = format!("--timeout={}s", STEP.as_secs());
-        let waited = run(&mut kube.kubectl(["wait", "--for=condition=Finished", &object, "-n", AGENTS, &limit]));
-        let status = "{range .status.conditions[*]}{.type}={.status} {.reason}: {.message}{\"\\n\"}{end}";
-        let conditions = output(&mut kube.kubectl(["get", &object, "-n", AGENTS, "-o", &format!("jsonpath={status}")]))?;
+        let waited = run(&mut kube.kubectl([
+            "wait",
+            "--for=condition=Finished",
+            &object,
+            "-n",
+            AGENTS,
+            &limit,
+        ]));
+        let status =
+            "{range .status.conditions[*]}{.type}={.status} {.reason}: {.message}{\"\\n\"}{end}";
+        let conditions = output(&mut kube.kubectl([
+            "get",
+            &object,
+            "-n",
+            AGENTS,
+            "-o",
+            &format!("jsonpath={status}"),
+        ]))?;
         waited.with_context(|| format!("the fork did not finish; it says\n{conditions}"))?;
-        ensure!(conditions.contains("Succeeded=True"), "the fork did not succeed; it says\n{conditions}");
+        ensure!(
+            conditions.contains("Succeeded=True"),
+            "the fork did not succeed; it says\n{conditions}"
+        );
         Ok(())
     }
 
     /// Runs a `kubectl` command that the user should see, with its output.
     fn show(&self, arguments: &[&str]) -> Result<()> {
         interrupt::check()?;
-        let shown: Vec<_> = arguments.iter().map(|word| if word.starts_with('/') { "…" } else { word }).collect();
+        let shown: Vec<_> = arguments
+            .iter()
+            .map(|word| if word.starts_with('/') { "…" } else { word })
+            .collect();
         println!("\n$ kubectl {}", shown.join(" "));
         let text = output(&mut self.place.kube.kubectl(arguments))?;
         println!("{}\n", text.trim_end());
@@ -168,16 +249,24 @@ impl Viewer {
             .spawn()
             .context("can't start kubectl")?;
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut viewer = Self { child, address: String::new() };
+        let mut viewer = Self {
+            child,
+            address: String::new(),
+        };
         let (found, address) = mpsc::channel();
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
-                if let Some(word) = line.split_whitespace().find(|word| word.starts_with("http://")) {
+                if let Some(word) = line
+                    .split_whitespace()
+                    .find(|word| word.starts_with("http://"))
+                {
                     let _ = found.send(word.to_owned());
                 }
             }
         });
-        viewer.address = address.recv_timeout(STEP).context("`kubectl replay ui` printed no address")?;
+        viewer.address = address
+            .recv_timeout(STEP)
+            .context("`kubectl replay ui` printed no address")?;
         viewer.answers()?;
         Ok(viewer)
     }
@@ -185,15 +274,26 @@ impl Viewer {
     fn answers(&self) -> Result<()> {
         let rest = self.address.trim_start_matches("http://");
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let mut stream = TcpStream::connect(host).with_context(|| format!("nothing listens on {host}"))?;
+        let mut stream =
+            TcpStream::connect(host).with_context(|| format!("nothing listens on {host}"))?;
         stream.set_read_timeout(Some(STEP))?;
-        write!(stream, "GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = Vec::new();
         stream.take(64).read_to_end(&mut answer)?;
         let answer = String::from_utf8_lossy(&answer);
-        match answer.split_whitespace().nth(1).and_then(|code| code.parse::<u16>().ok()) {
+        match answer
+            .split_whitespace()
+            .nth(1)
+            .and_then(|code| code.parse::<u16>().ok())
+        {
             Some(200..=399) => Ok(()),
-            _ => bail!("the viewer's address answers {:?}", answer.lines().next().unwrap_or_default()),
+            _ => bail!(
+                "the viewer's address answers {:?}",
+                answer.lines().next().unwrap_or_default()
+            ),
         }
     }
 }

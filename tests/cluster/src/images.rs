@@ -41,7 +41,13 @@ pub struct Built {
 }
 
 impl Image {
-    pub const ALL: [Self; 5] = [Self::ApiServer, Self::Operator, Self::Sandbox, Self::Recorder, Self::ScriptedAgent];
+    pub const ALL: [Self; 5] = [
+        Self::ApiServer,
+        Self::Operator,
+        Self::Sandbox,
+        Self::Recorder,
+        Self::ScriptedAgent,
+    ];
 
     /// The name below a registry.
     pub fn repository(self) -> &'static str {
@@ -60,7 +66,10 @@ impl Image {
     }
 
     fn name(self) -> &'static str {
-        self.repository().rsplit('/').next().expect("a repository has a last part")
+        self.repository()
+            .rsplit('/')
+            .next()
+            .expect("a repository has a last part")
     }
 
     fn dockerfile(self) -> &'static str {
@@ -85,7 +94,10 @@ impl Image {
         match self {
             Self::ApiServer => &["debug/replayfork-api-server"],
             Self::Operator => &["debug/replayfork-operator"],
-            Self::Sandbox => &["debug/replayfork-courier", "x86_64-unknown-linux-gnu/debug/replayfork-executor"],
+            Self::Sandbox => &[
+                "debug/replayfork-courier",
+                "x86_64-unknown-linux-gnu/debug/replayfork-executor",
+            ],
             Self::Recorder => &["debug/replayfork-recorder"],
             Self::ScriptedAgent => &[],
         }
@@ -103,11 +115,15 @@ impl Image {
     /// The digest of all that goes into it.
     fn digest(self, project: &Path) -> Result<String> {
         let mut inputs = Inputs::new();
-        inputs.add("recipe", RECIPE).add_path("dockerfile", &project.join(self.dockerfile()))?;
+        inputs
+            .add("recipe", RECIPE)
+            .add_path("dockerfile", &project.join(self.dockerfile()))?;
         self.rootfs().add_to(&mut inputs)?;
         for program in self.programs() {
             let path = project.join("target").join(program);
-            inputs.add_path(program, &path).context("build it first: cargo build --workspace, and the executor")?;
+            inputs
+                .add_path(program, &path)
+                .context("build it first: cargo build --workspace, and the executor")?;
         }
         for folder in self.folders() {
             for (name, path) in files(&project.join(folder))? {
@@ -124,7 +140,11 @@ impl Image {
         for program in self.programs() {
             let from = project.join("target").join(program);
             let to = bin.join(from.file_name().expect("a program has a name"));
-            run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(&from))?;
+            run(Command::new("strip")
+                .arg("--strip-debug")
+                .arg("-o")
+                .arg(&to)
+                .arg(&from))?;
         }
         for folder in self.folders() {
             fs::create_dir_all(context.join(folder))?;
@@ -144,17 +164,30 @@ pub fn build(project: &Path) -> Result<Vec<Built>> {
     for image in Image::ALL {
         digests.push((image, image.digest(project)?));
     }
-    let stale = digests.iter().filter(|(image, digest)| !cache::has("images", image.name(), digest)).count();
+    let stale = digests
+        .iter()
+        .filter(|(image, digest)| !cache::has("images", image.name(), digest))
+        .count();
     if stale > 0 {
         let bases: BTreeSet<_> = digests.iter().map(|(image, _)| image.rootfs()).collect();
-        bases.into_iter().try_for_each(|rootfs| rootfs.build().map(drop))?;
-        phase(&format!("building {stale} of {} images", digests.len()), || build_stale(project, &digests))?;
+        bases
+            .into_iter()
+            .try_for_each(|rootfs| rootfs.build().map(drop))?;
+        phase(
+            &format!("building {stale} of {} images", digests.len()),
+            || build_stale(project, &digests),
+        )?;
     }
     digests
         .into_iter()
         .map(|(image, digest)| {
-            let entry = cache::entry("images", image.name(), &digest, |_| unreachable!("it was built above"))?;
-            Ok(Built { image, archive: entry.join(ARCHIVE) })
+            let entry = cache::entry("images", image.name(), &digest, |_| {
+                unreachable!("it was built above")
+            })?;
+            Ok(Built {
+                image,
+                archive: entry.join(ARCHIVE),
+            })
         })
         .collect()
 }
@@ -171,8 +204,17 @@ fn build_stale(project: &Path, digests: &[(Image, String)]) -> Result<()> {
             }
             let context = tempfile::tempdir()?;
             image.lay_out(project, context.path())?;
-            let arguments = [format!("BASE={base}"), "BIN=bin".to_owned(), "EXECUTOR=bin".to_owned()];
-            builder.build(context.path(), &project.join(image.dockerfile()), &image.reference(), &arguments)?;
+            let arguments = [
+                format!("BASE={base}"),
+                "BIN=bin".to_owned(),
+                "EXECUTOR=bin".to_owned(),
+            ];
+            builder.build(
+                context.path(),
+                &project.join(image.dockerfile()),
+                &image.reference(),
+                &arguments,
+            )?;
             builder.save(&image.reference(), &folder.join(ARCHIVE))
         })?;
     }
@@ -182,12 +224,21 @@ fn build_stale(project: &Path, digests: &[(Image, String)]) -> Result<()> {
 /// The archive of the image that holds a pod's namespaces.
 pub(crate) fn pause() -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("pause/pause.c");
-    let digest = Inputs::new().add("recipe", RECIPE).add_path("source", &source)?.digest();
+    let digest = Inputs::new()
+        .add("recipe", RECIPE)
+        .add_path("source", &source)?
+        .digest();
     let entry = cache::entry("images", "pause", &digest, |folder| {
         let context = tempfile::tempdir()?;
-        run(Command::new("cc").args(["-static", "-Os", "-s", "-o"]).arg(context.path().join("pause")).arg(&source))?;
+        run(Command::new("cc")
+            .args(["-static", "-Os", "-s", "-o"])
+            .arg(context.path().join("pause"))
+            .arg(&source))?;
         let dockerfile = context.path().join("Dockerfile");
-        fs::write(&dockerfile, "FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT [\"/pause\"]\n")?;
+        fs::write(
+            &dockerfile,
+            "FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT [\"/pause\"]\n",
+        )?;
         let builder = Builder::new()?;
         builder.build(context.path(), &dockerfile, PAUSE_IMAGE, &[])?;
         builder.save(PAUSE_IMAGE, &folder.join(ARCHIVE))
@@ -200,7 +251,9 @@ fn files(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(current) = folders.pop() {
-        let Ok(entries) = fs::read_dir(&current) else { continue };
+        let Ok(entries) = fs::read_dir(&current) else {
+            continue;
+        };
         for entry in entries {
             let entry = entry?;
             let path = entry.path();

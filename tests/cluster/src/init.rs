@@ -13,7 +13,10 @@ pub(crate) fn main(state: &Path) -> ExitCode {
     match reap_until_supervisor_ends(state) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Event::Failed { message: format!("{error:#}") }.tell();
+            Event::Failed {
+                message: format!("{error:#}"),
+            }
+            .tell();
             ExitCode::FAILURE
         }
     }

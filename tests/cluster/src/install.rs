@@ -7,8 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::command::feed;
 use crate::images::{Image, REGISTRY, TAG};
-use crate::kube::{Kube, feed};
+use crate::kube::Kube;
 
 /// The release's namespace, which is where clients look for the api-server by default.
 pub const NAMESPACE: &str = "replayfork-system";
@@ -42,7 +43,12 @@ impl Install {
 
     /// Installs or upgrades the release and waits until every pod is ready.
     pub fn run(&self, kube: &Kube, project: &Path) -> Result<()> {
-        for namespace in self.namespaces.iter().map(String::as_str).chain([NAMESPACE]) {
+        for namespace in self
+            .namespaces
+            .iter()
+            .map(String::as_str)
+            .chain([NAMESPACE])
+        {
             kube.restricted_namespace(namespace)?;
         }
         let secret = json!({
@@ -64,14 +70,26 @@ impl Install {
         let home = tempfile::tempdir()?;
         let mut helm = kube.helm(["upgrade", "--install", "replayfork"]);
         helm.arg(project.join("charts/replayfork"));
-        helm.args(["--namespace", NAMESPACE, "--values", "-", "--wait", "--timeout", &format!("{}s", ROLLOUT.as_secs())]);
+        helm.args([
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            "-",
+            "--wait",
+            "--timeout",
+            &format!("{}s", ROLLOUT.as_secs()),
+        ]);
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             helm.env(variable, home.path());
         }
-        feed(&mut helm, &values.to_string()).map(drop).map_err(|error| match troubles(kube) {
-            Ok(troubles) => error.context(format!("the chart did not become ready; its pods:\n{troubles}")),
-            Err(_) => error,
-        })
+        feed(&mut helm, &values.to_string())
+            .map(drop)
+            .map_err(|error| match troubles(kube) {
+                Ok(troubles) => error.context(format!(
+                    "the chart did not become ready; its pods:\n{troubles}"
+                )),
+                Err(_) => error,
+            })
     }
 }
 
@@ -79,7 +97,10 @@ impl Install {
 fn troubles(kube: &Kube) -> Result<String> {
     let show = |arguments: &[&str]| -> Result<String> {
         let mut kubectl: Command = kube.kubectl(["--namespace", NAMESPACE]);
-        let done = kubectl.args(arguments).output().context("can't start kubectl")?;
+        let done = kubectl
+            .args(arguments)
+            .output()
+            .context("can't start kubectl")?;
         Ok(String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned())
     };
     let selector = "app.kubernetes.io/part-of=replayfork";

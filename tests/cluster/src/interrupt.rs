@@ -18,10 +18,15 @@ const ENDING: Duration = Duration::from_secs(10);
 
 /// From now on the two signals no longer end the process. To be called once, early in `main`.
 pub fn install() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let (mut interrupt, mut terminate) = {
         let _context = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+        (
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+        )
     };
     std::thread::spawn(move || {
         runtime.block_on(async {
@@ -64,6 +69,7 @@ pub fn forget() {
 
 /// Waits for a child that leads a process group of its own; an interrupt ends the group.
 pub fn wait_for(child: &mut Child) -> Result<ExitStatus> {
+    let mut slice = Duration::from_millis(1);
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
@@ -72,7 +78,9 @@ pub fn wait_for(child: &mut Child) -> Result<ExitStatus> {
             end_group(child)?;
             bail!("interrupted");
         }
-        std::thread::sleep(SLICE);
+        std::thread::sleep(slice);
+        // Most commands end at once; a long one needn't be looked at often.
+        slice = SLICE.min(slice * 2);
     }
 }
 

@@ -1,14 +1,13 @@
 //! `kubectl` and `helm` against one cluster: the tests' own, or the one of the user's kubeconfig.
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::command::{output, shown};
+use crate::command::{feed, output};
 use crate::interrupt;
 use crate::parts::Part;
 use crate::workspace;
@@ -37,11 +36,20 @@ impl Kube {
         let (kube, helm) = (Part::Kube.build()?, Part::Helm.build()?);
         // `kubectl replay` is found in PATH; it lies where cargo puts all programs of this workspace.
         let own = [workspace::project().join("target/debug")];
-        let mut path: Vec<String> = own.iter().chain(bins).map(|bin| bin.display().to_string()).collect();
+        let mut path: Vec<String> = own
+            .iter()
+            .chain(bins)
+            .map(|bin| bin.display().to_string())
+            .collect();
         path.extend([helm.display().to_string(), kube.display().to_string()]);
         path.extend(std::env::var("PATH"));
         path.push("/usr/sbin:/sbin".to_owned());
-        Ok(Self { kubeconfig, kubectl: kube.join("kubectl"), helm: helm.join("helm"), path: path.join(":") })
+        Ok(Self {
+            kubeconfig,
+            kubectl: kube.join("kubectl"),
+            helm: helm.join("helm"),
+            path: path.join(":"),
+        })
     }
 
     /// What PATH must be for `kubectl`, `kubectl replay` and `helm` to be found.
@@ -78,15 +86,33 @@ impl Kube {
 
     /// Makes a namespace that enforces the Pod Security Standard `restricted`, or leaves it as it is if it exists.
     pub fn restricted_namespace(&self, name: &str) -> Result<()> {
-        if output(&mut self.kubectl(["get", "namespace", name, "--ignore-not-found", "-o", "name"]))?.trim().is_empty() {
+        if output(&mut self.kubectl([
+            "get",
+            "namespace",
+            name,
+            "--ignore-not-found",
+            "-o",
+            "name",
+        ]))?
+        .trim()
+        .is_empty()
+        {
             let labels = "{pod-security.kubernetes.io/enforce: restricted}";
-            self.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {labels}}}}}"))?;
+            self.apply(&format!(
+                "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {labels}}}}}"
+            ))?;
         }
         Ok(())
     }
 
     /// Asks `kubectl get … -o jsonpath` until the answer is one of `wanted`, and returns it.
-    pub fn wait_for_value(&self, object: &[&str], path: &str, wanted: &[&str], limit: Duration) -> Result<String> {
+    pub fn wait_for_value(
+        &self,
+        object: &[&str],
+        path: &str,
+        wanted: &[&str],
+        limit: Duration,
+    ) -> Result<String> {
         let until = Instant::now() + limit;
         loop {
             let mut get = self.kubectl(["get"]);
@@ -97,26 +123,14 @@ impl Kube {
             }
             interrupt::check()?;
             if Instant::now() > until {
-                bail!("{} is {:?} and not one of {wanted:?} after {} s", object.join(" "), value.trim(), limit.as_secs());
+                bail!(
+                    "{} is {:?} and not one of {wanted:?} after {} s",
+                    object.join(" "),
+                    value.trim(),
+                    limit.as_secs()
+                );
             }
             std::thread::sleep(Duration::from_millis(200));
         }
     }
-}
-
-/// Runs a command with text on its standard input and returns what it printed.
-pub fn feed(command: &mut Command, text: &str) -> Result<String> {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("can't start {}", shown(command)))?;
-    // A command that ends early closes the pipe; its own message says more than the write's error.
-    let _ = child.stdin.take().expect("piped").write_all(text.as_bytes());
-    let done = child.wait_with_output()?;
-    if !done.status.success() {
-        bail!("{} failed ({}):\n{}", shown(command), done.status, String::from_utf8_lossy(&done.stderr).trim_end());
-    }
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }

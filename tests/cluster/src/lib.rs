@@ -36,6 +36,7 @@ mod postgres;
 mod rootfs;
 mod spec;
 mod supervisor;
+pub mod traces;
 pub mod workspace;
 
 pub use addresses::Addresses;
@@ -47,7 +48,9 @@ pub use components::PAUSE_IMAGE;
 /// started again with a role. Returns `None` when it was started as itself.
 pub fn take_role() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
-    let [_, role, name, state] = arguments.as_slice() else { return None };
+    let [_, role, name, state] = arguments.as_slice() else {
+        return None;
+    };
     if role != spec::ROLE {
         return None;
     }

@@ -42,19 +42,29 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
         Purpose::Cluster => CLUSTER.to_vec(),
         Purpose::Tests => [CLUSTER.as_slice(), &TESTS].concat(),
     };
-    let missing: Vec<_> = wanted.into_iter().filter(|package| !installed(package)).collect();
+    let missing: Vec<_> = wanted
+        .into_iter()
+        .filter(|package| !installed(package))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
     let names = missing.join(" ");
     if !rustix::process::geteuid().is_root() {
-        bail!("needed and not installed: {names}\n  apt-get install --no-install-recommends {names}\nThe cluster itself is made of namespaces, so run this as root.");
+        bail!(
+            "needed and not installed: {names}\n  apt-get install --no-install-recommends {names}\nThe cluster itself is made of namespaces, so run this as root."
+        );
     }
     note(&format!("installing Debian packages: {names}"));
     let log = cache::root()?.join("log/packages.log");
     phase_with_log("installing Debian packages", &log, || {
         run_logged(apt().arg("update"), &log)?;
-        run_logged(apt().args(["install", "--yes", "--no-install-recommends"]).args(&missing), &log)
+        run_logged(
+            apt()
+                .args(["install", "--yes", "--no-install-recommends"])
+                .args(&missing),
+            &log,
+        )
     })
 }
 

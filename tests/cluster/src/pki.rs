@@ -8,7 +8,8 @@ use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData,
 };
 
 use crate::addresses::Addresses;
@@ -28,20 +29,53 @@ pub(crate) fn write(folder: &Path, addresses: Addresses) -> Result<()> {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
 
     let mut params = CertificateParams::default();
-    params.distinguished_name.push(DnType::CommonName, "replayfork-test-cluster");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "replayfork-test-cluster");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    params.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::CrlSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     let key = KeyPair::generate()?;
     let ca = pem("CERTIFICATE", params.self_signed(&key)?.der());
     fs::write(folder.join("ca.crt"), &ca)?;
     let issuer = Issuer::new(params, key);
 
-    let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "127.0.0.1"];
+    let names = [
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "127.0.0.1",
+    ];
     let mut names: Vec<String> = names.map(String::from).into();
     names.extend([addresses.node_ip(), addresses.api_service_ip()]);
-    sign(folder, &issuer, "apiserver", None, "kube-apiserver", Usage::Server(names))?;
-    sign(folder, &issuer, "apikubelet", Some("system:masters"), "apiserver-kubelet-client", Usage::Client)?;
-    sign(folder, &issuer, "front", None, "front-proxy-client", Usage::Client)?;
+    sign(
+        folder,
+        &issuer,
+        "apiserver",
+        None,
+        "kube-apiserver",
+        Usage::Server(names),
+    )?;
+    sign(
+        folder,
+        &issuer,
+        "apikubelet",
+        Some("system:masters"),
+        "apiserver-kubelet-client",
+        Usage::Client,
+    )?;
+    sign(
+        folder,
+        &issuer,
+        "front",
+        None,
+        "front-proxy-client",
+        Usage::Client,
+    )?;
 
     let node = format!("system:node:{NODE}");
     let users = [
@@ -58,8 +92,14 @@ pub(crate) fn write(folder: &Path, addresses: Addresses) -> Result<()> {
     }
 
     let accounts = KeyPair::generate()?;
-    fs::write(folder.join("sa.key"), pem("PRIVATE KEY", &accounts.serialize_der()))?;
-    fs::write(folder.join("sa.pub"), pem("PUBLIC KEY", &accounts.subject_public_key_info()))?;
+    fs::write(
+        folder.join("sa.key"),
+        pem("PRIVATE KEY", &accounts.serialize_der()),
+    )?;
+    fs::write(
+        folder.join("sa.pub"),
+        pem("PUBLIC KEY", &accounts.subject_public_key_info()),
+    )?;
     Ok(())
 }
 
@@ -78,7 +118,9 @@ fn sign(
     };
     let mut params = CertificateParams::new(names)?;
     if let Some(group) = group {
-        params.distinguished_name.push(DnType::OrganizationName, group);
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, group);
     }
     params.distinguished_name.push(DnType::CommonName, user);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -106,6 +148,13 @@ fn kubeconfig(server: &str, ca: &str, certificate: &str, key: &str) -> String {
 
 fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
-    let lines: Vec<_> = text.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
-    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
+    let lines: Vec<_> = text
+        .as_bytes()
+        .chunks(64)
+        .map(String::from_utf8_lossy)
+        .collect();
+    format!(
+        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
+        lines.join("\n")
+    )
 }

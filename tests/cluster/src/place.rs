@@ -37,10 +37,21 @@ impl Place {
     /// Starts a cluster with the images imported.
     pub fn own(images: &[Built], namespaces: &[&str]) -> Result<Self> {
         let archives = images.iter().map(|built| built.archive.clone()).collect();
-        let options = Options { state: None, gvisor: true, postgres: true, images: archives };
-        let cluster = phase("starting the cluster, with Postgres beside it", || Cluster::start(options))?;
+        let options = Options {
+            state: None,
+            gvisor: true,
+            postgres: true,
+            images: archives,
+        };
+        let cluster = phase("starting the cluster, with Postgres beside it", || {
+            Cluster::start(options)
+        })?;
         let install = Install::imported(cluster.database_url()?, namespaces);
-        Ok(Self { kube: cluster.kube()?, install, own: Some(cluster) })
+        Ok(Self {
+            kube: cluster.kube()?,
+            install,
+            own: Some(cluster),
+        })
     }
 
     /// Asks, and then brings the images to where the user's cluster finds them.
@@ -59,14 +70,24 @@ impl Place {
             install.registry = registry;
             publish(images, &install)?;
         }
-        Ok(Self { kube, install, own: None })
+        Ok(Self {
+            kube,
+            install,
+            own: None,
+        })
     }
 
     /// A manifest of the examples with the images' names of this place.
     pub fn localized(&self, file: &Path) -> Result<String> {
-        let mut text = std::fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?;
+        let mut text = std::fs::read_to_string(file)
+            .with_context(|| format!("can't read {}", file.display()))?;
         for image in Image::ALL {
-            let here = format!("{}/{}:{}", self.install.registry, image.repository(), self.install.tag);
+            let here = format!(
+                "{}/{}:{}",
+                self.install.registry,
+                image.repository(),
+                self.install.tag
+            );
             text = text.replace(&image.reference(), &here);
         }
         Ok(text)
@@ -93,29 +114,57 @@ impl Current {
 
 /// Tells what will be done to which cluster, and goes on only after a yes.
 fn ask(kube: &Kube, registry: &str, namespaces: &[&str]) -> Result<()> {
-    let context = output(&mut kube.kubectl(["config", "current-context"])).context("there is no current kubeconfig context")?;
-    let server = output(&mut kube.kubectl(["config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"]))?;
-    println!("This uses your cluster {} at {server}. It will", context.trim());
+    let context = output(&mut kube.kubectl(["config", "current-context"]))
+        .context("there is no current kubeconfig context")?;
+    let server = output(&mut kube.kubectl([
+        "config",
+        "view",
+        "--minify",
+        "-o",
+        "jsonpath={.clusters[0].cluster.server}",
+    ]))?;
+    println!(
+        "This uses your cluster {} at {server}. It will",
+        context.trim()
+    );
     if registry != PRESENT {
         println!("  push five images to {registry}/replayfork/…");
     }
-    println!("  make the namespaces {NAMESPACE} and {}, unless they exist,", namespaces.join(", "));
-    println!("  install the chart (a ReplayFork definition, roles, two Deployments) in {NAMESPACE},");
-    println!("  and run the example agent and a fork of its run in {}.", namespaces.join(", "));
+    println!(
+        "  make the namespaces {NAMESPACE} and {}, unless they exist,",
+        namespaces.join(", ")
+    );
+    println!(
+        "  install the chart (a ReplayFork definition, roles, two Deployments) in {NAMESPACE},"
+    );
+    println!(
+        "  and run the example agent and a fork of its run in {}.",
+        namespaces.join(", ")
+    );
     println!("It stays there afterwards; `helm uninstall replayfork -n {NAMESPACE}` removes it.");
     print!("Go on? [y/N] ");
     std::io::stdout().flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
-    ensure!(matches!(answer.trim(), "y" | "Y" | "yes"), "not confirmed, so nothing was done");
+    ensure!(
+        matches!(answer.trim(), "y" | "Y" | "yes"),
+        "not confirmed, so nothing was done"
+    );
     Ok(())
 }
 
 fn publish(images: &[Built], install: &Install) -> Result<()> {
     let builder = Builder::new()?;
     for built in images {
-        let name = format!("{}/{}:{}", install.registry, built.image.repository(), install.tag);
-        phase(&format!("pushing {name}"), || builder.publish(&built.archive, &built.image.reference(), &name))?;
+        let name = format!(
+            "{}/{}:{}",
+            install.registry,
+            built.image.repository(),
+            install.tag
+        );
+        phase(&format!("pushing {name}"), || {
+            builder.publish(&built.archive, &built.image.reference(), &name)
+        })?;
     }
     note("the images are pushed; the nodes pull them from there");
     Ok(())

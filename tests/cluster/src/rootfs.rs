@@ -38,8 +38,7 @@ impl Rootfs {
 
     /// What the packages' own scripts, which don't run, would have done; and what nobody reads in a container.
     fn finish(self) -> &'static [&'static str] {
-        const CERTIFICATES: &str =
-            "mkdir -p \"$1/etc/ssl/certs\" && cat \"$1\"/usr/share/ca-certificates/mozilla/*.crt > \"$1/etc/ssl/certs/ca-certificates.crt\"";
+        const CERTIFICATES: &str = "mkdir -p \"$1/etc/ssl/certs\" && cat \"$1\"/usr/share/ca-certificates/mozilla/*.crt > \"$1/etc/ssl/certs/ca-certificates.crt\"";
         const TRIM: &str = "rm -rf \"$1\"/usr/share/doc \"$1\"/usr/share/man \"$1\"/usr/share/locale \"$1\"/usr/share/info";
         match self {
             Self::Libc => &[CERTIFICATES, TRIM],
@@ -53,7 +52,9 @@ impl Rootfs {
     }
 
     pub fn add_to(self, inputs: &mut Inputs) -> Result<()> {
-        inputs.add("codename", codename()?).add("packages", self.packages());
+        inputs
+            .add("codename", codename()?)
+            .add("packages", self.packages());
         for command in self.finish() {
             inputs.add("finish", command);
         }
@@ -64,10 +65,15 @@ impl Rootfs {
     pub fn build(self) -> Result<PathBuf> {
         let mut inputs = Inputs::new();
         self.add_to(&mut inputs)?;
-        let log = cache::root()?.join("log").join(format!("rootfs-{}.log", self.name()));
+        let log = cache::root()?
+            .join("log")
+            .join(format!("rootfs-{}.log", self.name()));
         let entry = cache::entry("rootfs", self.name(), &inputs.digest(), |folder| {
             let _ = fs::remove_file(&log);
-            let title = format!("making the root file system {} from Debian packages", self.name());
+            let title = format!(
+                "making the root file system {} from Debian packages",
+                self.name()
+            );
             phase_with_log(&title, &log, || self.bootstrap(folder, &log))
         })?;
         Ok(entry.join("rootfs.tar"))
@@ -77,20 +83,37 @@ impl Rootfs {
         let work = tempfile::tempdir()?;
         let mut mmdebstrap = Command::new("mmdebstrap");
         // `extract` unpacks and configures nothing: no package's script runs.
-        mmdebstrap.args(["--variant=extract", "--mode=root", &format!("--include={}", self.packages())]);
+        mmdebstrap.args([
+            "--variant=extract",
+            "--mode=root",
+            &format!("--include={}", self.packages()),
+        ]);
         for command in self.finish() {
             mmdebstrap.arg(format!("--customize-hook={command}"));
         }
-        mmdebstrap.arg(codename()?).arg(into.join("rootfs.tar")).args(sources()?);
-        run_logged(mmdebstrap.env("TMPDIR", work.path()).env("SOURCE_DATE_EPOCH", "0"), log)
+        mmdebstrap
+            .arg(codename()?)
+            .arg(into.join("rootfs.tar"))
+            .args(sources()?);
+        run_logged(
+            mmdebstrap
+                .env("TMPDIR", work.path())
+                .env("SOURCE_DATE_EPOCH", "0"),
+            log,
+        )
     }
 }
 
 /// The name of this machine's Debian release.
 fn codename() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release").context("this machine is no Debian")?;
-    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    Ok(name.context("/etc/os-release names no VERSION_CODENAME")?.trim_matches('"').to_owned())
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(name
+        .context("/etc/os-release names no VERSION_CODENAME")?
+        .trim_matches('"')
+        .to_owned())
 }
 
 /// The files that tell apt where this release's packages are, as they stand on this machine.
@@ -101,12 +124,21 @@ fn sources() -> Result<Vec<PathBuf>> {
         files.extend(folder.filter_map(|entry| Some(entry.ok()?.path())));
     }
     files.retain(|file| {
-        let known = file.extension().is_some_and(|extension| extension == "list" || extension == "sources");
+        let known = file
+            .extension()
+            .is_some_and(|extension| extension == "list" || extension == "sources");
         let text = fs::read_to_string(file).unwrap_or_default();
         // Another vendor's source is for another suite.
-        known && text.lines().filter(|line| !line.starts_with('#')).any(|line| line.split_whitespace().any(|word| word == codename))
+        known
+            && text
+                .lines()
+                .filter(|line| !line.starts_with('#'))
+                .any(|line| line.split_whitespace().any(|word| word == codename))
     });
     files.sort();
-    ensure!(!files.is_empty(), "no apt source of this machine has the release {codename}");
+    ensure!(
+        !files.is_empty(),
+        "no apt source of this machine has the release {codename}"
+    );
     Ok(files)
 }

@@ -24,45 +24,70 @@ pub fn build(project: &Path) -> Result<()> {
 pub fn build_rust(project: &Path) -> Result<()> {
     let log = project.join("target/log/cargo.log");
     let _ = std::fs::remove_file(&log);
-    phase_with_log("building the Rust workspace (cold about 6 min, each clone has a target folder of its own)", &log, || {
-        run_logged(cargo(project).args(["build", "--workspace"]), &log)
-    })?;
+    phase_with_log(
+        "building the Rust workspace (cold about 6 min, each clone has a target folder of its own)",
+        &log,
+        || run_logged(cargo(project).args(["build", "--workspace"]), &log),
+    )?;
     phase_with_log("building the static executor", &log, || {
         let mut executor = cargo(project);
-        executor.args(["build", "--package", "replayfork-executor", "--target", "x86_64-unknown-linux-gnu"]);
-        run_logged(executor.env("RUSTFLAGS", "-C target-feature=+crt-static"), &log)
+        executor.args([
+            "build",
+            "--package",
+            "replayfork-executor",
+            "--target",
+            "x86_64-unknown-linux-gnu",
+        ]);
+        run_logged(
+            executor.env("RUSTFLAGS", "-C target-feature=+crt-static"),
+            &log,
+        )
     })
 }
 
 /// `web/dist`, if the viewer is there.
 pub fn build_viewer(project: &Path) -> Result<()> {
+    install_viewer_packages(project)?;
     let web = project.join("web");
     if !web.join("package.json").exists() {
         return Ok(());
     }
-    let log = project.join("target/log/web.log");
-    let _ = std::fs::remove_file(&log);
-    install_node_modules(&web, &log)?;
-    phase_with_log("building the viewer", &log, || run_logged(npm(&web).args(["run", "build"]), &log))
+    let log = web_log(project);
+    phase_with_log("building the viewer", &log, || {
+        run_logged(npm(&web).args(["run", "build"]), &log)
+    })
 }
 
-/// `npm ci`, unless the lock file is the one that the modules were installed from.
-fn install_node_modules(web: &Path, log: &Path) -> Result<()> {
+/// `npm ci`, unless the modules were installed from the very same lock file.
+pub fn install_viewer_packages(project: &Path) -> Result<()> {
+    let web = project.join("web");
+    if !web.join("package.json").exists() {
+        return Ok(());
+    }
     let installed = web.join("node_modules/.replayfork-lock");
-    let lock = std::fs::read(web.join("package-lock.json")).context("web/package-lock.json is missing")?;
+    let lock =
+        std::fs::read(web.join("package-lock.json")).context("web/package-lock.json is missing")?;
     if std::fs::read(&installed).is_ok_and(|known| known == lock) {
         return Ok(());
     }
-    phase_with_log("installing the viewer's packages", log, || {
-        run_logged(npm(web).args(["ci", "--no-audit", "--no-fund"]), log)?;
+    let log = web_log(project);
+    phase_with_log("installing the viewer's packages", &log, || {
+        run_logged(npm(&web).args(["ci", "--no-audit", "--no-fund"]), &log)?;
         Ok(std::fs::write(&installed, &lock)?)
     })
+}
+
+fn web_log(project: &Path) -> PathBuf {
+    project.join("target/log/web.log")
 }
 
 fn cargo(project: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // Images are built from the clone's own target folder.
-    cargo.current_dir(project).env("CARGO_TARGET_DIR", project.join("target")).env("CARGO_TERM_COLOR", "never");
+    cargo
+        .current_dir(project)
+        .env("CARGO_TARGET_DIR", project.join("target"))
+        .env("CARGO_TERM_COLOR", "never");
     cargo
 }
 

@@ -12,7 +12,7 @@ use replayfork_test_cluster::packages::{self, Purpose};
 use replayfork_test_cluster::parts::Part;
 use replayfork_test_cluster::phase::phase;
 use replayfork_test_cluster::place::{Current, Place};
-use replayfork_test_cluster::{Cluster, Options, command, interrupt, workspace};
+use replayfork_test_cluster::{Cluster, Options, command, interrupt, traces, workspace};
 
 #[derive(Parser)]
 #[command(about = "A real Kubernetes on this machine, for tests and demo")]
@@ -36,6 +36,8 @@ enum Verb {
     },
     /// Build the Rust workspace, the static executor and the viewer.
     Build,
+    /// Install the viewer's npm packages, if they changed.
+    ViewerPackages,
     /// Build the images from what is in target/debug.
     Images,
     /// Run a cluster until Ctrl-C.
@@ -61,6 +63,8 @@ enum Verb {
     },
     /// A shell on a fresh cluster with the chart installed.
     Shell,
+    /// In a fresh clone, demo and test twice each; fails if anything is left on the machine.
+    TestClean,
     /// From nothing to a fork and its diff.
     Demo {
         #[arg(long, env = "CLUSTER", value_enum, default_value = "own")]
@@ -100,41 +104,84 @@ fn carry_out(verb: Verb) -> Result<()> {
     match verb {
         Verb::Packages { purpose } => packages::ensure(purpose),
         Verb::Parts { only } => {
-            let parts = if only.is_empty() { Part::ALL.to_vec() } else { only };
-            parts.into_iter().try_for_each(|part| part.build().map(drop))
+            let parts = if only.is_empty() {
+                Part::ALL.to_vec()
+            } else {
+                only
+            };
+            parts
+                .into_iter()
+                .try_for_each(|part| part.build().map(drop))
         }
         Verb::Build => workspace::build(&project),
+        Verb::ViewerPackages => workspace::install_viewer_packages(&project),
+        Verb::TestClean => traces::check(&project),
         Verb::Images => {
             for built in images::build(&project)? {
                 println!("{} {}", built.image.reference(), built.archive.display());
             }
             Ok(())
         }
-        Verb::Up { state, gvisor, install, image } => up(state, gvisor, &install, image),
+        Verb::Up {
+            state,
+            gvisor,
+            install,
+            image,
+        } => up(state, gvisor, &install, image),
         Verb::Reload { state } => {
             let cluster = replayfork_test_cluster::Attached::to(&state)?;
             for built in images::build(&project)? {
                 cluster.import_image(&built.archive)?;
             }
             let kube = cluster.kube()?;
-            let deployments = ["deployment/replayfork-api-server", "deployment/replayfork-operator"];
-            command::run(kube.kubectl(["rollout", "restart", "-n", NAMESPACE]).args(deployments))?;
-            deployments.iter().try_for_each(|name| command::run(&mut kube.kubectl(["rollout", "status", "-n", NAMESPACE, name])))
+            let deployments = [
+                "deployment/replayfork-api-server",
+                "deployment/replayfork-operator",
+            ];
+            command::run(
+                kube.kubectl(["rollout", "restart", "-n", NAMESPACE])
+                    .args(deployments),
+            )?;
+            deployments.iter().try_for_each(|name| {
+                command::run(&mut kube.kubectl(["rollout", "status", "-n", NAMESPACE, name]))
+            })
         }
         Verb::Shell => shell(),
-        Verb::Demo { cluster, registry, database_url, once } => demo::run_demo(Wish {
-            current: matches!(cluster, Where::Current).then_some(Current { registry, database_url }),
+        Verb::Demo {
+            cluster,
+            registry,
+            database_url,
+            once,
+        } => demo::run_demo(Wish {
+            current: matches!(cluster, Where::Current).then_some(Current {
+                registry,
+                database_url,
+            }),
             once: once.is_some_and(|text| !matches!(text.as_str(), "" | "0")),
         }),
     }
 }
 
-fn up(state: Option<PathBuf>, gvisor: bool, namespaces: &[String], mut images: Vec<PathBuf>) -> Result<()> {
+fn up(
+    state: Option<PathBuf>,
+    gvisor: bool,
+    namespaces: &[String],
+    mut images: Vec<PathBuf>,
+) -> Result<()> {
     let project = workspace::project();
     if !namespaces.is_empty() {
-        images.extend(images::build(&project)?.into_iter().map(|built| built.archive));
+        images.extend(
+            images::build(&project)?
+                .into_iter()
+                .map(|built| built.archive),
+        );
     }
-    let options = Options { state, gvisor, postgres: true, images };
+    let options = Options {
+        state,
+        gvisor,
+        postgres: true,
+        images,
+    };
     let cluster = phase("starting the cluster", || Cluster::start(options))?;
     let kube = cluster.kube()?;
     if !namespaces.is_empty() {
@@ -159,17 +206,27 @@ fn up(state: Option<PathBuf>, gvisor: bool, namespaces: &[String], mut images: V
 fn shell() -> Result<()> {
     let project = workspace::project();
     packages::ensure(Purpose::Cluster)?;
-    Part::ALL.into_iter().try_for_each(|part| part.build().map(drop))?;
+    Part::ALL
+        .into_iter()
+        .try_for_each(|part| part.build().map(drop))?;
     workspace::build(&project)?;
     let images = images::build(&project)?;
     let place = Place::own(&images, &["agents"])?;
-    phase("installing the chart", || place.install.run(&place.kube, &project))?;
+    phase("installing the chart", || {
+        place.install.run(&place.kube, &project)
+    })?;
     let cluster = place.own.as_ref().context("it is our own")?;
     println!("A shell on a fresh cluster. Try: kubectl get pods -A; kubectl replay runs -n agents");
-    println!("Images by their names here: {}", Image::ALL.map(Image::reference).join(" "));
+    println!(
+        "Images by their names here: {}",
+        Image::ALL.map(Image::reference).join(" ")
+    );
     println!("It is gone when you leave the shell.");
     let mut shell = Command::new(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
-    shell.env("KUBECONFIG", cluster.kubeconfig()).env("PATH", place.kube.path()).env("DATABASE_URL", cluster.database_url()?);
+    shell
+        .env("KUBECONFIG", cluster.kubeconfig())
+        .env("PATH", place.kube.path())
+        .env("DATABASE_URL", cluster.database_url()?);
     // The shell's own last status says nothing about the cluster.
     shell.status().context("can't start the shell")?;
     // Ctrl-C in the shell reached this process too, and meant the shell.

@@ -1,0 +1,61 @@
+# What a developer types. `make help` lists it.
+# A real cluster is made of namespaces of this machine, so demo, test, cluster and bench-fork run as root.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check cluster test-clean bench-fork web-check tools
+
+# Images are built from the clone's own target folder.
+unexport CARGO_TARGET_DIR
+export CARGO_TERM_COLOR ?= auto
+
+TOOL := target/debug/cluster
+say = @printf '\n== %s\n'
+
+help: ## This list
+	@echo 'make TARGET, one of:'
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: tools ## From nothing to a fork and its diff; ONCE=1 ends then; CLUSTER=current REGISTRY=HOST/PATH DATABASE_URL=… uses your cluster
+	@exec $(TOOL) demo
+
+test: tools ## Everything: Rust, viewer, chart, end-to-end on a real cluster
+	$(say) 'what the tests need'
+	@$(TOOL) packages tests
+	@$(TOOL) parts
+	$(say) 'the workspace and the viewer'
+	@$(TOOL) build
+	@$(MAKE) --no-print-directory web-check
+	$(say) 'unit tests, chart tests'
+	cargo test --workspace
+	$(say) 'end-to-end tests on a real cluster'
+	cargo test --workspace --test e2e
+
+check: ## The inner loop: format, lints, unit tests
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --workspace --lib --bins
+	@$(MAKE) --no-print-directory web-check
+
+cluster: tools ## A shell with KUBECONFIG on a fresh cluster, the chart installed
+	@exec $(TOOL) shell
+
+test-clean: tools ## In a fresh clone, demo and test twice each; fails if anything is left on the machine
+	@exec $(TOOL) test-clean
+
+bench-fork: tools ## From apply to the first re-executed step, against a bare Job
+	@$(TOOL) packages
+	@$(TOOL) parts
+	@$(TOOL) build
+	cargo run --release --package replayfork-tests --bin bench-fork
+
+web-check:
+	@if [ -f web/package.json ]; then \
+	  printf '\n== the viewer: types, lints, tests\n'; \
+	  $(TOOL) viewer-packages; \
+	  cd web && npm run --if-present check && npm test; \
+	fi
+
+tools:
+	@cargo build --package replayfork-test-cluster
