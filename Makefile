@@ -29,6 +29,8 @@ test: tools ## Everything: Rust, viewer, chart, end-to-end on a real cluster
 	@$(MAKE) --no-print-directory web-check
 	$(say) 'unit tests, chart tests'
 	cargo test --workspace
+	$(say) 'the test cluster itself'
+	cargo test --workspace --test harness
 	$(say) 'end-to-end tests on a real cluster'
 	cargo test --workspace --test e2e
 

@@ -74,9 +74,9 @@ impl Inputs {
     }
 }
 
-/// Whether an entry is there.
-pub fn has(kind: &str, name: &str, digest: &str) -> bool {
-    root().is_ok_and(|root| root.join(kind).join(format!("{name}-{digest}")).is_dir())
+/// Where an entry is, or will be.
+pub fn path(kind: &str, name: &str, digest: &str) -> Result<PathBuf> {
+    Ok(root()?.join(kind).join(format!("{name}-{digest}")))
 }
 
 /// Returns the entry `NAME-DIGEST` in the part `kind` of the cache; makes it first if it isn't there.
@@ -89,7 +89,7 @@ pub fn entry(
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let folder = root()?.join(kind);
-    let wanted = folder.join(format!("{name}-{digest}"));
+    let wanted = path(kind, name, digest)?;
     if wanted.is_dir() {
         return Ok(wanted);
     }

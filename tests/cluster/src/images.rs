@@ -160,42 +160,42 @@ impl Image {
 
 /// Builds the project's images from the programs in `target/debug`; those that are in the cache are taken from there.
 pub fn build(project: &Path) -> Result<Vec<Built>> {
-    let mut digests = Vec::new();
-    for image in Image::ALL {
-        digests.push((image, image.digest(project)?));
+    build_these(project, &Image::ALL)
+}
+
+/// Builds a single image.
+pub fn build_one(project: &Path, image: Image) -> Result<Built> {
+    Ok(build_these(project, &[image])?.remove(0))
+}
+
+fn build_these(project: &Path, images: &[Image]) -> Result<Vec<Built>> {
+    let mut stale = Vec::new();
+    let mut built = Vec::new();
+    for image in images.iter().copied() {
+        let digest = image.digest(project)?;
+        let archive = cache::path("images", image.name(), &digest)?.join(ARCHIVE);
+        if !archive.exists() {
+            stale.push((image, digest));
+        }
+        built.push(Built { image, archive });
     }
-    let stale = digests
-        .iter()
-        .filter(|(image, digest)| !cache::has("images", image.name(), digest))
-        .count();
-    if stale > 0 {
-        let bases: BTreeSet<_> = digests.iter().map(|(image, _)| image.rootfs()).collect();
+    if !stale.is_empty() {
+        let bases: BTreeSet<_> = stale.iter().map(|(image, _)| image.rootfs()).collect();
         bases
             .into_iter()
             .try_for_each(|rootfs| rootfs.build().map(drop))?;
         phase(
-            &format!("building {stale} of {} images", digests.len()),
-            || build_stale(project, &digests),
+            &format!("building {} of {} images", stale.len(), built.len()),
+            || build_stale(project, &stale),
         )?;
     }
-    digests
-        .into_iter()
-        .map(|(image, digest)| {
-            let entry = cache::entry("images", image.name(), &digest, |_| {
-                unreachable!("it was built above")
-            })?;
-            Ok(Built {
-                image,
-                archive: entry.join(ARCHIVE),
-            })
-        })
-        .collect()
+    Ok(built)
 }
 
-fn build_stale(project: &Path, digests: &[(Image, String)]) -> Result<()> {
+fn build_stale(project: &Path, stale: &[(Image, String)]) -> Result<()> {
     let builder = Builder::new()?;
     let mut bases = BTreeSet::new();
-    for (image, digest) in digests {
+    for (image, digest) in stale {
         cache::entry("images", image.name(), digest, |folder| {
             let rootfs = image.rootfs();
             let base = format!("localhost/replayfork-base-{}", rootfs.name());
@@ -209,12 +209,8 @@ fn build_stale(project: &Path, digests: &[(Image, String)]) -> Result<()> {
                 "BIN=bin".to_owned(),
                 "EXECUTOR=bin".to_owned(),
             ];
-            builder.build(
-                context.path(),
-                &project.join(image.dockerfile()),
-                &image.reference(),
-                &arguments,
-            )?;
+            let dockerfile = project.join(image.dockerfile());
+            builder.build(context.path(), &dockerfile, &image.reference(), &arguments)?;
             builder.save(&image.reference(), &folder.join(ARCHIVE))
         })?;
     }

@@ -63,7 +63,9 @@ impl Spec {
         // The database's password is in it.
         let mut options = fs::OpenOptions::new();
         options.create(true).write(true).truncate(true).mode(0o600);
-        let mut file = options.open(&path).with_context(|| format!("can't write {}", path.display()))?;
+        let mut file = options
+            .open(&path)
+            .with_context(|| format!("can't write {}", path.display()))?;
         Ok(file.write_all(&serde_json::to_vec_pretty(self)?)?)
     }
 

@@ -15,10 +15,10 @@ const MARK: &str = "REPLAYFORK_TEST_CLEAN";
 
 /// What is there at one moment, each thing as a line.
 #[derive(Debug, Default)]
-struct Traces(BTreeSet<String>);
+pub struct Traces(BTreeSet<String>);
 
 impl Traces {
-    fn take() -> Result<Self> {
+    pub fn take() -> Result<Self> {
         let mut traces = Self::default();
         for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
             // The first two words are numbers that change with every mount.
@@ -54,6 +54,11 @@ impl Traces {
             &[".making-", ".store-"],
         )?;
         Ok(traces)
+    }
+
+    /// What is there now and wasn't then.
+    pub fn since(&self, before: &Self) -> Vec<String> {
+        self.0.difference(&before.0).cloned().collect()
     }
 
     fn add(&mut self, kind: &str, name: &str) {
@@ -150,8 +155,7 @@ pub fn check(project: &Path) -> Result<()> {
 }
 
 fn compare(before: &Traces, mark: &str) -> Result<()> {
-    let after = Traces::take()?;
-    let mut left: Vec<_> = after.0.difference(&before.0).cloned().collect();
+    let mut left = Traces::take()?.since(before);
     left.extend(marked(mark)?);
     if !left.is_empty() {
         bail!("this is left on the machine:\n  {}", left.join("\n  "));
