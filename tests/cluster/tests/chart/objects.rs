@@ -84,8 +84,8 @@ fn the_service_has_one_name_and_selects_what_the_operator_is_told() {
     let objects = rendered(&[]);
     let service = find(&objects, "Service", "replayfork-api");
     assert_eq!(
-        service["spec"]["ports"],
-        json!([{"name": "http", "port": 3210, "targetPort": "http"}])
+        service["spec"]["ports"][0],
+        json!({"name": "http", "port": 3210, "targetPort": "http"})
     );
     let selector = service["spec"]["selector"].as_object().unwrap();
     let told = env(
@@ -111,19 +111,16 @@ fn the_service_has_one_name_and_selects_what_the_operator_is_told() {
     assert_eq!(url, "http://replayfork-api.rf.svc:3210");
 }
 
+/// A sandbox that can't reach this port must be able to conclude that its own policy is the reason.
 #[test]
-fn the_probe_port_is_no_service_port_and_stays_open() {
+fn nothing_but_a_sandboxs_policy_closes_the_probe_port() {
     let objects = rendered(&[]);
-    let ports =
-        &find(&objects, "NetworkPolicy", "replayfork-api-server")["spec"]["ingress"][0]["ports"];
+    let ingress = &find(&objects, "NetworkPolicy", "replayfork-api-server")["spec"]["ingress"];
+    let open = json!([{"protocol": "TCP", "port": 3210}, {"protocol": "TCP", "port": 3212}]);
+    assert_eq!(ingress, &json!([{"ports": open}]));
     assert_eq!(
-        ports,
-        &json!([{"protocol": "TCP", "port": 3210}, {"protocol": "TCP", "port": 3212}])
-    );
-    assert!(
-        !find(&objects, "Service", "replayfork-api")
-            .to_string()
-            .contains("3212")
+        find(&objects, "Service", "replayfork-api")["spec"]["ports"][1],
+        json!({"name": "probe", "port": 3212, "targetPort": "probe"})
     );
 }
 
