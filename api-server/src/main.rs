@@ -1,1 +1,110 @@
-fn main() {}
+//! The api-server: the only owner of Postgres. It takes what recorders send, plans forks, serves sandboxes, and hosts the viewer.
+//!
+//! It touches no Kubernetes object other than TokenReview and SubjectAccessReview.
+
+mod auth;
+mod config;
+mod db;
+mod diffing;
+mod metrics;
+mod planning;
+mod problem;
+mod routes;
+mod state;
+mod store;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::auth::Authenticator;
+use crate::config::{AuthMode, Config, LogFormat};
+use crate::state::App;
+
+/// How often abandoned runs are looked for.
+const HOUSEKEEPING: Duration = Duration::from_secs(60);
+const PARTITIONS: Duration = Duration::from_secs(24 * 3600);
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    if std::env::args().any(|a| a == "--openapi") {
+        println!("{}", routes::document().to_pretty_json()?);
+        return Ok(());
+    }
+    let config = Config::parse();
+    let filter = EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter);
+    match config.log_format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+    rustls::crypto::aws_lc_rs::default_provider().install_default().map_err(|_| anyhow::anyhow!("another TLS provider is installed"))?;
+
+    let pool = db::pool(&config.database_url, config.database_connections)?;
+    wait_for_database(&pool).await?;
+    let cluster = match config.auth_mode {
+        AuthMode::Kubernetes => Some(kube::Client::try_default().await.context("no cluster to check tokens with; set REPLAYFORK_AUTH_MODE=None on a laptop")?),
+        AuthMode::None => {
+            tracing::warn!("auth.mode is None: whoever reaches this port may read and change every run");
+            None
+        }
+    };
+    let app = App::new(config.clone(), pool, Authenticator::new(cluster));
+    tokio::spawn(housekeeping(app.clone()));
+
+    let probe = TcpListener::bind(config.probe_listen).await.with_context(|| format!("can't listen on {}", config.probe_listen))?;
+    tokio::spawn(async move { axum::serve(probe, routes::probe()).await });
+    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("can't listen on {}", config.listen))?;
+    tracing::info!(listen = %config.listen, "ready");
+    use axum::serve::ListenerExt;
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+    axum::serve(listener, routes::router(app)).with_graceful_shutdown(asked_to_stop()).await?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Migrates once the database answers; a database that is starting is waited for, any other fault ends the start.
+async fn wait_for_database(pool: &deadpool_postgres::Pool) -> anyhow::Result<()> {
+    let mut reported = false;
+    for _ in 0..120 {
+        match pool.get().await {
+            Ok(_) => return db::migrate(pool).await,
+            Err(error) if !reported => {
+                tracing::warn!(cause = %error, "waiting for the database");
+                reported = true;
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    db::migrate(pool).await
+}
+
+async fn housekeeping(app: App) {
+    let mut partitions_at = tokio::time::Instant::now() + PARTITIONS;
+    loop {
+        tokio::time::sleep(HOUSEKEEPING).await;
+        let Ok(client) = app.db().await else { continue };
+        match store::runs::seal_abandoned(&client).await {
+            Ok(0) => {}
+            Ok(sealed) => tracing::info!(sealed, "sealed runs whose recorder went silent"),
+            Err(error) => tracing::warn!(cause = %error, "abandoned runs could not be sealed"),
+        }
+        if tokio::time::Instant::now() >= partitions_at {
+            match db::make_partitions(&client).await {
+                Ok(()) => partitions_at = tokio::time::Instant::now() + PARTITIONS,
+                Err(error) => tracing::warn!(cause = %error, "the next months' partitions could not be made; tried again in a minute"),
+            }
+        }
+    }
+}
+
+async fn asked_to_stop() {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else { return };
+    tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    tracing::info!("stopping: requests under way are finished");
+}

@@ -8,7 +8,7 @@ use crate::Digest;
 use crate::binding::{self, BindingError, Renderer, SpanValue};
 use crate::digest::Hasher;
 use crate::footprint::{Footprint, PathError};
-use crate::model::{Binding, CONTRACT_VERSION, Executor, Shell};
+use crate::model::{Binding, CONTRACT_VERSION, Executor, Opening, Shell};
 use crate::patch::{CommandPatch, Patches};
 use crate::source::Source;
 
@@ -305,4 +305,27 @@ pub fn action(source: &Source, rendered: &Rendered, timeout_ms: Option<u64>) -> 
         }
         other => Err(format!("nothing executes steps of type {other:?}")),
     }
+}
+
+/// The opening of a step as it is executed: its executor rendered and patched, begun at `started`.
+pub fn executed(opening: &Opening, rendered: &Rendered, started: i64) -> Opening {
+    let text = |name: &str| rendered.get(name).and_then(Value::as_str).map(str::to_owned);
+    let executor = opening.executor.as_ref().map(|executor| match executor {
+        Executor::Shell(shell) => Executor::Shell(Shell {
+            script: text("script"),
+            argv: rendered.get("argv").and_then(Value::as_array).map(|v| v.iter().filter_map(|a| a.as_str().map(str::to_owned)).collect()),
+            cwd: text("cwd"),
+            stdin: text("stdin"),
+            env: rendered
+                .iter()
+                .filter_map(|(name, value)| Some((name.strip_prefix("env.")?.to_owned(), value.as_str()?.to_owned())))
+                .collect(),
+            timeout_ms: shell.timeout_ms,
+        }),
+        Executor::FileWrite { path, executable, .. } => {
+            Executor::FileWrite { path: path.clone(), content: text("content").unwrap_or_default(), executable: *executable }
+        }
+        other => other.clone(),
+    });
+    Opening { executor, started, ..opening.clone() }
 }

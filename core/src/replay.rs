@@ -41,14 +41,35 @@ pub enum Step {
     /// A patch gives its output; its recorded changes are applied.
     Override(Output),
     Block(Vec<Blocked>),
-    Execute { action: Action, input_digest: Digest, writes: Vec<Pattern> },
+    Execute(Box<Execution>),
     /// A span that the plan calls unaffected sees another workspace than the recorded one: the fork must end.
     Inconsistent { span: String, message: String },
 }
 
+/// A step to be executed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Execution {
+    pub action: Action,
+    pub rendered: Rendered,
+    pub input_digest: Digest,
+    /// What it may change; any other change ends the fork.
+    pub writes: Vec<Pattern>,
+}
+
+impl Execution {
+    /// The first of these changed paths that the step has not declared; folders that a declared path lies in may come and go.
+    pub fn undeclared<'a>(&self, changed: &'a [String]) -> Option<&'a str> {
+        let declared = |path: &str| {
+            let change = Pattern::Path(path.to_owned());
+            self.writes.iter().any(|w| w.covers(&change) || w.path().strip_prefix(path).is_some_and(|rest| rest.starts_with('/')))
+        };
+        changed.iter().map(String::as_str).find(|path| !declared(path))
+    }
+}
+
 /// What came of a span in the fork.
 #[derive(Clone, Debug)]
-enum Result_ {
+enum Outcome {
     Value(SpanValue),
     Blocked,
     /// It ended without an output.
@@ -62,7 +83,7 @@ pub struct Replay<'a> {
     pub plan: Plan,
     patches: Patches,
     fork_span: usize,
-    results: HashMap<usize, Result_>,
+    results: HashMap<usize, Outcome>,
     /// Paths whose content is unknown because of a blocked span; `None`: known again. Later entries win.
     unknown: Vec<(Pattern, Option<usize>)>,
 }
@@ -124,7 +145,7 @@ impl<'a> Replay<'a> {
         for upstream in upstreams {
             if self.is_blocked(upstream) {
                 blocked.push(upstream_blocked(self.source, upstream));
-            } else if bound.contains(&upstream) && matches!(self.results.get(&upstream), Some(Result_::Nothing)) {
+            } else if bound.contains(&upstream) && matches!(self.results.get(&upstream), Some(Outcome::Nothing)) {
                 let upstream = &self.source.spans[upstream];
                 let message = format!("it needs the output of {:?}, which ended without one", upstream.opening.name);
                 blocked.push(Blocked::upstream(BlockedReason::UpstreamEnded, &upstream.id, message));
@@ -153,7 +174,7 @@ impl<'a> Replay<'a> {
             return Ok(Step::Block(own));
         }
         Ok(match action(self.source, &rendered, contract.timeout_ms) {
-            Ok(action) => Step::Execute { action, input_digest: digest, writes: contract.footprint.writes },
+            Ok(action) => Step::Execute(Box::new(Execution { action, rendered, input_digest: digest, writes: contract.footprint.writes })),
             Err(message) => Step::Block(vec![Blocked::new(BlockedReason::IncompleteContract, message)]),
         })
     }
@@ -226,9 +247,9 @@ impl<'a> Replay<'a> {
     fn value(&self, span: usize) -> Result<SpanValue, String> {
         match self.results.get(&span) {
             None => recorded_value(self.source, span),
-            Some(Result_::Value(value)) => Ok(value.clone()),
-            Some(Result_::Blocked) => Err(format!("span {:?} is blocked", self.source.spans[span].opening.name)),
-            Some(Result_::Nothing) => Err(format!("span {:?} ended without an output", self.source.spans[span].opening.name)),
+            Some(Outcome::Value(value)) => Ok(value.clone()),
+            Some(Outcome::Blocked) => Err(format!("span {:?} is blocked", self.source.spans[span].opening.name)),
+            Some(Outcome::Nothing) => Err(format!("span {:?} ended without an output", self.source.spans[span].opening.name)),
         }
     }
 
@@ -237,7 +258,7 @@ impl<'a> Replay<'a> {
         if self.source.is_container(span) {
             return self.results.iter().any(|(&i, _)| self.source.ancestors(i).contains(&span));
         }
-        matches!(self.results.get(&span), Some(Result_::Blocked))
+        matches!(self.results.get(&span), Some(Outcome::Blocked))
     }
 
     fn unknown(&self, pattern: &Pattern) -> Option<usize> {
@@ -279,11 +300,11 @@ impl<'a> Replay<'a> {
     /// A patch gave the span's output, and its recorded changes have been applied.
     pub fn overridden(&mut self, span: usize, output: Output) {
         self.kept(span);
-        self.results.insert(span, Result_::Value(SpanValue { output, status: Status::Completed }));
+        self.results.insert(span, Outcome::Value(SpanValue { output, status: Status::Completed }));
     }
 
     pub fn blocked(&mut self, span: usize) {
-        self.results.insert(span, Result_::Blocked);
+        self.results.insert(span, Outcome::Blocked);
         let writes = Contract::patched(self.source, &self.patches, span).map_or_else(|_| vec![Pattern::all()], |c| c.footprint.writes);
         let changed = self.source.changed(span).during.iter().cloned().map(Pattern::Path);
         self.unknown.extend(writes.into_iter().chain(changed).map(|p| (p, Some(span))));
@@ -293,7 +314,7 @@ impl<'a> Replay<'a> {
     pub fn executed(&mut self, span: usize, status: Status, output: Option<Output>) {
         let path: Vec<_> = self.written_path(span).into_iter().collect();
         self.known_again(&path);
-        let result = output.map_or(Result_::Nothing, |output| Result_::Value(SpanValue { output, status }));
+        let result = output.map_or(Outcome::Nothing, |output| Outcome::Value(SpanValue { output, status }));
         self.results.insert(span, result);
     }
 

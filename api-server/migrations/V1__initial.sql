@@ -1,0 +1,220 @@
+-- Runs and spans. A run is known inside by `rid`: database milliseconds << 20 | counter, so that list order, keyset
+-- paging and monthly partitions all follow from it.
+
+CREATE SEQUENCE run_counter;
+CREATE FUNCTION next_rid() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+  SELECT ((extract(epoch FROM clock_timestamp()) * 1000)::bigint << 20) | (nextval('run_counter') & 1048575)
+$$;
+
+-- Blobs are deduplicated per Kubernetes namespace; `ns` is its number.
+CREATE TABLE namespaces (
+  ns int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  name text NOT NULL UNIQUE
+);
+
+CREATE TABLE runs (
+  rid bigint PRIMARY KEY DEFAULT next_rid(),
+  id uuid NOT NULL UNIQUE,
+  ns int NOT NULL REFERENCES namespaces,
+  name text NOT NULL,
+  kind text NOT NULL CHECK (kind IN ('recorded', 'imported', 'fork')),
+  state text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'finished', 'sealed', 'deleted')),
+  origin text,
+  agent text NOT NULL,
+  model text,
+  session text,
+  labels jsonb NOT NULL DEFAULT '{}',
+  environment jsonb NOT NULL DEFAULT '{}',
+  outcome smallint,
+  decided_by text,
+  started bigint NOT NULL,
+  ended bigint,
+  rev bigint NOT NULL DEFAULT 0,
+  segments int NOT NULL DEFAULT 0,
+  spans int NOT NULL DEFAULT 0,
+  tokens bigint,
+  cost_usd double precision,
+  -- A fork's rows are read over those of its base, which is never a fork itself.
+  base_rid bigint REFERENCES runs,
+  forked_from jsonb,
+  late_spans int NOT NULL DEFAULT 0,
+  last_at timestamptz NOT NULL DEFAULT now(),
+  goodbye_at timestamptz,
+  deleted_at timestamptz,
+  UNIQUE (ns, origin),
+  CHECK ((kind = 'fork') = (base_rid IS NOT NULL))
+) WITH (fillfactor = 50);
+CREATE INDEX runs_by_namespace ON runs (ns, rid DESC) WHERE state <> 'deleted';
+CREATE UNIQUE INDEX runs_by_name ON runs (ns, name) WHERE state <> 'deleted';
+CREATE INDEX runs_by_base ON runs (base_rid) WHERE base_rid IS NOT NULL;
+CREATE INDEX runs_unsealed ON runs (last_at) WHERE state IN ('open', 'finished') AND kind = 'recorded';
+
+CREATE TABLE run_deps (
+  rid bigint NOT NULL REFERENCES runs,
+  needs bigint NOT NULL REFERENCES runs,
+  PRIMARY KEY (rid, needs)
+);
+CREATE INDEX run_deps_by_needs ON run_deps (needs);
+
+-- `ord` is NULL while only a span's closing has arrived; readers don't see such rows. The payloads are at
+-- (pay_rid, in_segment, in_at) and (pay_rid, out_segment, out_at), or blobs where they are large.
+CREATE TABLE spans (
+  rid bigint NOT NULL,
+  span_id text COLLATE "C" NOT NULL,
+  ord bigint,
+  parent_id text COLLATE "C",
+  rev bigint NOT NULL,
+  kind smallint,
+  status smallint NOT NULL,
+  verdict smallint NOT NULL DEFAULT 0,
+  fidelity smallint NOT NULL DEFAULT 0,
+  started bigint,
+  ended bigint,
+  name text,
+  model text,
+  tokens_in bigint,
+  tokens_out bigint,
+  cost_usd double precision,
+  input_digest bytea,
+  blocked jsonb,
+  pay_rid bigint NOT NULL,
+  in_segment int, in_at int, in_len int, in_blob bytea,
+  out_segment int, out_at int, out_len int, out_blob bytea,
+  PRIMARY KEY (rid, span_id)
+) PARTITION BY RANGE (rid);
+CREATE UNIQUE INDEX spans_in_order ON spans (rid, ord, span_id);
+CREATE INDEX spans_by_parent ON spans (rid, parent_id, ord);
+
+CREATE TABLE span_events (
+  rid bigint NOT NULL,
+  span_id text COLLATE "C" NOT NULL,
+  event bytea NOT NULL,
+  at bigint NOT NULL,
+  segment int NOT NULL,
+  pos int NOT NULL,
+  len int NOT NULL,
+  PRIMARY KEY (rid, span_id, event)
+) PARTITION BY RANGE (rid);
+
+CREATE TABLE span_edges (
+  rid bigint NOT NULL,
+  span_id text COLLATE "C" NOT NULL,
+  needs text COLLATE "C" NOT NULL,
+  via text NOT NULL,
+  PRIMARY KEY (rid, span_id, needs, via)
+) PARTITION BY RANGE (rid);
+
+-- One zstd frame of at most 256 KiB of payloads, immutable.
+CREATE TABLE segments (
+  rid bigint NOT NULL,
+  segment int NOT NULL,
+  raw_len int NOT NULL,
+  data bytea NOT NULL,
+  PRIMARY KEY (rid, segment)
+) PARTITION BY RANGE (rid);
+
+-- Makes the partitions of the month that `at` lies in; harmless where they exist.
+CREATE FUNCTION make_partitions(at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  first timestamptz := date_trunc('month', at AT TIME ZONE 'UTC') AT TIME ZONE 'UTC';
+  past timestamptz := (date_trunc('month', at AT TIME ZONE 'UTC') + interval '1 month') AT TIME ZONE 'UTC';
+  parent text;
+  part text;
+BEGIN
+  FOREACH parent IN ARRAY ARRAY['spans', 'span_events', 'span_edges', 'segments'] LOOP
+    part := parent || '_' || to_char(first AT TIME ZONE 'UTC', 'YYYYMM');
+    CONTINUE WHEN to_regclass(part) IS NOT NULL;
+    EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS INCLUDING CONSTRAINTS) WITH (fillfactor = %s)',
+      part, parent, CASE parent WHEN 'spans' THEN 60 ELSE 100 END);
+    IF parent = 'segments' THEN
+      EXECUTE format('ALTER TABLE %I ALTER data SET STORAGE EXTERNAL', part);
+    END IF;
+    EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', parent, part,
+      (extract(epoch FROM first) * 1000)::bigint << 20, (extract(epoch FROM past) * 1000)::bigint << 20);
+  END LOOP;
+END $$;
+
+-- Workspace states beside spans: of a recorded span, or of a fork where they differ from the recorded ones.
+CREATE TABLE snapshots (
+  rid bigint NOT NULL REFERENCES runs,
+  span_id text COLLATE "C" NOT NULL,
+  edge char(1) NOT NULL CHECK (edge IN ('b', 'a')),
+  node bytea,
+  content bytea,
+  missing text,
+  PRIMARY KEY (rid, span_id, edge),
+  CHECK ((node IS NULL) = (content IS NULL) AND (node IS NULL) = (missing IS NOT NULL))
+);
+
+-- Packs of blobs. No foreign key and no index from blobs to packs: collection walks packs.
+CREATE TABLE packs (
+  ns int NOT NULL,
+  pack bigint GENERATED ALWAYS AS IDENTITY,
+  size int NOT NULL,
+  data bytea NOT NULL,
+  PRIMARY KEY (ns, pack)
+);
+ALTER TABLE packs ALTER data SET STORAGE EXTERNAL;
+
+CREATE TABLE blobs (
+  ns int NOT NULL,
+  digest bytea NOT NULL,
+  kind smallint NOT NULL,
+  pack bigint NOT NULL,
+  frame_at int NOT NULL,
+  frame_len int NOT NULL,
+  raw_at int NOT NULL,
+  raw_len int NOT NULL,
+  born xid8 NOT NULL DEFAULT pg_current_xact_id(),
+  condemned boolean NOT NULL DEFAULT false,
+  PRIMARY KEY (ns, digest)
+);
+
+-- Forks, by the uid of their custom resource: registered, claimed, terminal, each a compare-and-set.
+CREATE TABLE forks (
+  uid uuid PRIMARY KEY,
+  ns int NOT NULL REFERENCES namespaces,
+  name text NOT NULL,
+  spec jsonb NOT NULL,
+  spec_digest bytea NOT NULL,
+  state text NOT NULL DEFAULT 'registered' CHECK (state IN ('registered', 'claimed', 'terminal')),
+  source_rid bigint REFERENCES runs,
+  fork_rid bigint REFERENCES runs ON DELETE SET NULL,
+  plan jsonb,
+  plan_digest bytea,
+  environment jsonb,
+  pod_uid text,
+  claim bytea,
+  cancel_requested boolean NOT NULL DEFAULT false,
+  deletion_policy text NOT NULL,
+  reason text,
+  result jsonb,
+  registered_at timestamptz NOT NULL DEFAULT now(),
+  claimed_at timestamptz,
+  terminal_at timestamptz,
+  cr_gone_at timestamptz,
+  CHECK ((state = 'terminal') = (reason IS NOT NULL AND result IS NOT NULL)),
+  CHECK (state <> 'claimed' OR claim IS NOT NULL)
+);
+CREATE INDEX forks_open ON forks (registered_at) WHERE state <> 'terminal';
+CREATE INDEX forks_by_source ON forks (source_rid);
+
+CREATE FUNCTION guard_fork() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF OLD.state = 'terminal' AND (NEW.state, NEW.reason, NEW.result) IS DISTINCT FROM (OLD.state, OLD.reason, OLD.result) THEN
+    RAISE EXCEPTION 'fork % is terminal', OLD.uid USING errcode = 'RF001';
+  END IF;
+  IF OLD.claim IS NOT NULL AND NEW.claim IS DISTINCT FROM OLD.claim THEN
+    RAISE EXCEPTION 'fork % is claimed', OLD.uid USING errcode = 'RF002';
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER guard_fork BEFORE UPDATE ON forks FOR EACH ROW EXECUTE FUNCTION guard_fork();
+
+CREATE TABLE fork_steps (
+  uid uuid NOT NULL REFERENCES forks ON DELETE CASCADE,
+  span_id text COLLATE "C" NOT NULL,
+  state text NOT NULL CHECK (state IN ('begun', 'ended')),
+  begun_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (uid, span_id)
+);

@@ -1,0 +1,194 @@
+//! What is read about runs, and what acts on them.
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use replayfork_client::read::{PlanAnswer, PlanRequest, Run, RunDiff, RunPage, RunQuery, SpanDetail, SpanPage, SpanQuery, TreeEntry, TreeEntryKind, TreeListing};
+use replayfork_core::Digest;
+use replayfork_core::model::SnapshotRef;
+use replayfork_snapshot::{Kind, entry_at, path_bytes, path_text};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::Body;
+use crate::auth::{Caller, Right};
+use crate::problem::{ApiError, ApiResult};
+use crate::state::{App, begin};
+use crate::store::blobs::{self, Loaded, Trees};
+use crate::store::runs::{self, Found};
+use crate::store::{snapshots, spans};
+use crate::{diffing, planning};
+
+pub fn router() -> axum::Router<App> {
+    axum::Router::new()
+        .route("/api/v1/runs", get(list_runs))
+        .route("/api/v1/runs/{run}", get(get_run).delete(delete_run))
+        .route("/api/v1/runs/{run}/spans", get(list_spans))
+        .route("/api/v1/runs/{run}/spans/{span}", get(get_span))
+        .route("/api/v1/runs/{run}/forks", get(list_forks))
+        .route("/api/v1/runs/{run}/snapshots/{digest}/tree", get(tree))
+        .route("/api/v1/runs/{run}/snapshots/{digest}/file", get(file))
+        .route("/api/v1/diffs/{a}/{b}", get(diff))
+        .route("/api/v1/plans", post(plan))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct Namespace {
+    /// Default: the caller's ServiceAccount's.
+    namespace: Option<String>,
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct PathQuery {
+    namespace: Option<String>,
+    /// Path in the workspace; empty: its root.
+    #[serde(default)]
+    path: String,
+}
+
+async fn find(app: &App, caller: &Caller, right: Right, namespace: Option<&str>, run: &str) -> ApiResult<(deadpool_postgres::Object, Found)> {
+    let namespace = app.allowed(caller, right, namespace).await?;
+    let db = app.db().await?;
+    let found = runs::find(&db, &namespace, run).await?;
+    Ok((db, found))
+}
+
+/// List runs, newest first.
+#[utoipa::path(get, path = "/api/v1/runs", tag = "read", params(RunQuery), responses((status = 200, body = RunPage)))]
+pub async fn list_runs(State(app): State<App>, caller: Caller, Query(query): Query<RunQuery>) -> ApiResult<Json<RunPage>> {
+    let namespace = app.allowed(&caller, Right::ListRuns, query.namespace.as_deref()).await?;
+    let db = app.db().await?;
+    Ok(Json(runs::list(&db, &namespace, &query).await?))
+}
+
+/// One run.
+#[utoipa::path(get, path = "/api/v1/runs/{run}", tag = "read", params(("run" = String, Path, description = "Id or name"), Namespace), responses((status = 200, body = Run)))]
+pub async fn get_run(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<Namespace>) -> ApiResult<Json<Run>> {
+    Ok(Json(find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?.1.run))
+}
+
+/// Spans of a run in order, without payloads.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/spans", tag = "read", params(("run" = String, Path), SpanQuery), responses((status = 200, body = SpanPage)))]
+pub async fn list_spans(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<SpanQuery>) -> ApiResult<Json<SpanPage>> {
+    let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
+    Ok(Json(spans::page(&db, &found, &query).await?))
+}
+
+/// One span with its payloads.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/spans/{span}", tag = "read", params(("run" = String, Path), ("span" = String, Path, description = "Id, or a name unique in the run"), Namespace), responses((status = 200, body = SpanDetail)))]
+pub async fn get_span(State(app): State<App>, caller: Caller, Path((run, span)): Path<(String, String)>, Query(query): Query<Namespace>) -> ApiResult<Json<SpanDetail>> {
+    let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
+    let (span, rid) = spans::one(&db, &found, &span).await?;
+    let recorded_in = if rid == found.rid { found.run.id } else { runs::by_rid(&db, rid).await?.run.id };
+    let states = snapshots::of_run(&db, rid, Some(std::slice::from_ref(&span.id))).await?;
+    let snapshots_missing = states.into_iter().filter_map(|((_, edge), state)| state.err().map(|why| format!("{edge:?}: {why}"))).collect();
+    Ok(Json(SpanDetail { run: found.run.id, recorded_in, span, snapshots_missing }))
+}
+
+/// Forks of a run.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks", tag = "read", params(("run" = String, Path), Namespace), responses((status = 200, body = Vec<Run>)))]
+pub async fn list_forks(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<Namespace>) -> ApiResult<Json<Vec<Run>>> {
+    let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
+    Ok(Json(runs::forks_of(&db, found.rid).await?))
+}
+
+/// The state's root, if it is one of this run or of its base: a digest alone opens nothing.
+async fn state_of(db: &deadpool_postgres::Object, found: &Found, digest: &str) -> ApiResult<SnapshotRef> {
+    let digest: Digest = digest.parse().map_err(|e: replayfork_core::digest::ParseDigestError| ApiError::bad_request("DigestInvalid", e.to_string()))?;
+    let rids = vec![found.rid, found.base_rid.unwrap_or(found.rid)];
+    let row = db.query_opt("SELECT node, content FROM snapshots WHERE rid = ANY($1) AND (node = $2 OR content = $2) LIMIT 1", &[&rids, &digest.as_bytes()]).await?;
+    let read = |row: &tokio_postgres::Row, i| Digest::from_slice(row.get(i));
+    row.and_then(|r| Some(SnapshotRef { node: read(&r, 0)?, content: read(&r, 1)? }))
+        .ok_or_else(|| ApiError::not_found("SnapshotNotFound", format!("run {:?} has no workspace state {digest}", found.run.name)))
+}
+
+/// A folder of a workspace state.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/snapshots/{digest}/tree", tag = "read", params(("run" = String, Path), ("digest" = String, Path), PathQuery), responses((status = 200, body = TreeListing)))]
+pub async fn tree(State(app): State<App>, caller: Caller, Path((run, digest)): Path<(String, String)>, Query(query): Query<PathQuery>) -> ApiResult<Json<TreeListing>> {
+    let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
+    let snapshot = state_of(&db, &found, &digest).await?;
+    let mut trees = Trees::default();
+    trees.load(&db, found.ns, [snapshot.node]).await?;
+    let path = path_bytes(query.path.trim_matches('/'));
+    let node = if path.is_empty() {
+        snapshot.node
+    } else {
+        match entry_at(&mut trees.nodes, &mut Loaded, &snapshot.node, &path)?.map(|e| e.kind) {
+            Some(Kind::Directory { node, .. }) => node,
+            _ => return Err(diffing::not_in_tree(&query.path)),
+        }
+    };
+    let entries = trees.nodes.get(&mut Loaded, &node)?.entries.iter().map(entry).collect();
+    Ok(Json(TreeListing { snapshot, path: query.path, entries }))
+}
+
+fn entry(entry: &replayfork_snapshot::Entry) -> TreeEntry {
+    let (kind, size, digest, target) = match &entry.kind {
+        Kind::File { size, executable, digest, .. } => {
+            (if *executable { TreeEntryKind::Executable } else { TreeEntryKind::File }, Some(*size as i64), Some(*digest), None)
+        }
+        Kind::Symlink { target } => (TreeEntryKind::Symlink, None, None, Some(path_text(target))),
+        Kind::Directory { content, .. } => (TreeEntryKind::Directory, None, Some(*content), None),
+    };
+    TreeEntry { name: path_text(&entry.name), kind, size, digest, target, mtime: entry.mtime }
+}
+
+/// A file of a workspace state.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/snapshots/{digest}/file", tag = "read", params(("run" = String, Path), ("digest" = String, Path), PathQuery), responses((status = 200, content_type = "application/octet-stream")))]
+pub async fn file(State(app): State<App>, caller: Caller, Path((run, digest)): Path<(String, String)>, Query(query): Query<PathQuery>) -> ApiResult<impl IntoResponse> {
+    let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
+    let snapshot = state_of(&db, &found, &digest).await?;
+    let mut trees = Trees::default();
+    trees.load(&db, found.ns, [snapshot.node]).await?;
+    let entry = entry_at(&mut trees.nodes, &mut Loaded, &snapshot.node, &path_bytes(query.path.trim_matches('/')))?;
+    let blobs = match entry {
+        Some(entry) if matches!(entry.kind, Kind::File { .. }) => entry.blobs(),
+        _ => return Err(diffing::not_in_tree(&query.path)),
+    };
+    let mut content = Vec::new();
+    for digest in blobs {
+        content.extend(blobs::get(&db, found.ns, &digest).await?);
+    }
+    // Never rendered by a browser as a page of this origin.
+    let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff"), (header::CONTENT_DISPOSITION, "attachment")];
+    Ok((headers, content))
+}
+
+/// The difference of two runs of one lineage.
+#[utoipa::path(get, path = "/api/v1/diffs/{a}/{b}", tag = "read", params(("a" = String, Path), ("b" = String, Path), Namespace), responses((status = 200, body = RunDiff)))]
+pub async fn diff(State(app): State<App>, caller: Caller, Path((a, b)): Path<(String, String)>, Query(query): Query<Namespace>) -> ApiResult<Json<RunDiff>> {
+    let (db, left) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &a).await?;
+    let right = runs::find(&db, &left.run.namespace, &b).await?;
+    Ok(Json(diffing::run_diff(&db, &left, &right).await?))
+}
+
+/// Plan a fork without creating anything.
+#[utoipa::path(post, path = "/api/v1/plans", tag = "act", request_body = PlanRequest, responses((status = 200, body = PlanAnswer), (status = 422, description = "The fork can't be planned", body = replayfork_client::Problem)))]
+pub async fn plan(State(app): State<App>, caller: Caller, Body(request): Body<PlanRequest>) -> ApiResult<Json<PlanAnswer>> {
+    let refused = |reason: &'static str, detail: String| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason, detail);
+    let namespace = app.allowed(&caller, Right::GetRuns, Some(&request.namespace)).await?;
+    let db = app.db().await?;
+    let found = runs::find(&db, &namespace, &request.spec.source.run).await.map_err(|e| match e.reason {
+        "RunNotFound" => refused("RunNotFound", format!("spec.source.run: {}", e.detail)),
+        _ => e,
+    })?;
+    planning::check_sealed(&found)?;
+    let source = planning::load(&db, &found).await?;
+    let (plan, overview) = planning::plan_fork(&app.config, &found, &source, &request.spec).map_err(|r| refused("ForkRefused", r.message))?;
+    let plan = replayfork_core::plan::Plan { environment: overview.environment, ..plan };
+    Ok(Json(PlanAnswer { run: found.run.id, run_name: found.run.name, plan }))
+}
+
+/// Delete a run. One that forks need is kept.
+#[utoipa::path(delete, path = "/api/v1/runs/{run}", tag = "act", params(("run" = String, Path), Namespace), responses((status = 204), (status = 409, description = "Forks need it", body = replayfork_client::Problem)))]
+pub async fn delete_run(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<Namespace>) -> ApiResult<StatusCode> {
+    let (mut db, found) = find(&app, &caller, Right::DeleteRuns, query.namespace.as_deref(), &run).await?;
+    let tx = begin(&mut db).await?;
+    runs::delete(&tx, &found).await?;
+    tx.commit().await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,33 @@
+//! Health, metrics and the OpenAPI document.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use utoipa::OpenApi;
+
+use crate::problem::ApiResult;
+use crate::state::App;
+
+pub fn router() -> axum::Router<App> {
+    axum::Router::new()
+        .route("/healthz", get(|| async { StatusCode::NO_CONTENT }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(|| async { Json(document()) }))
+}
+
+/// The OpenAPI 3.1 document.
+pub fn document() -> utoipa::openapi::OpenApi {
+    super::ApiDoc::openapi()
+}
+
+async fn ready(State(app): State<App>) -> ApiResult<StatusCode> {
+    app.db().await?.query_one("SELECT 1", &[]).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
+}

@@ -1,0 +1,306 @@
+//! Runs: creating, finding, listing, finishing.
+
+use std::collections::BTreeMap;
+
+use replayfork_client::ingest::{CreateRun, FinishRun, RunCreated};
+use replayfork_client::read::{ForkedFrom, Run, RunKind, RunPage, RunQuery, RunState};
+use replayfork_client::run_id;
+use replayfork_core::model::{RunEnvironment, Status};
+use serde::de::DeserializeOwned;
+use tokio_postgres::types::ToSql;
+use deadpool_postgres::GenericClient;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::problem::{ApiError, ApiResult};
+
+/// A run as the other queries need it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub rid: i64,
+    pub ns: i32,
+    pub base_rid: Option<i64>,
+    pub run: Run,
+}
+
+const COLUMNS: &str = "r.rid, r.ns, r.base_rid, r.id, n.name AS namespace, r.name, r.kind, r.state, r.agent, r.model, r.session, r.labels, r.environment, \
+    r.outcome, r.decided_by, r.started, r.ended, r.spans, r.tokens, r.cost_usd, r.rev, r.forked_from, \
+    (SELECT count(*) FROM forks f WHERE f.source_rid = r.rid AND f.fork_rid IS NOT NULL) AS forks";
+
+fn json<T: DeserializeOwned>(row: &Row, column: &str) -> ApiResult<Option<T>> {
+    match row.get::<_, Option<serde_json::Value>>(column) {
+        None => Ok(None),
+        Some(value) => serde_json::from_value(value).map(Some).map_err(|e| ApiError::internal(&e)),
+    }
+}
+
+fn found(row: &Row) -> ApiResult<Found> {
+    let kind = match row.get("kind") {
+        "recorded" => RunKind::Recorded,
+        "imported" => RunKind::Imported,
+        _ => RunKind::Fork,
+    };
+    let state = match row.get("state") {
+        "open" => RunState::Open,
+        "finished" => RunState::Finished,
+        "sealed" => RunState::Sealed,
+        _ => RunState::Deleted,
+    };
+    let run = Run {
+        id: row.get("id"),
+        namespace: row.get("namespace"),
+        name: row.get("name"),
+        kind,
+        state,
+        agent: row.get("agent"),
+        model: row.get("model"),
+        session: row.get("session"),
+        labels: json::<BTreeMap<String, String>>(row, "labels")?.unwrap_or_default(),
+        environment: json::<RunEnvironment>(row, "environment")?.unwrap_or_default(),
+        outcome: row.get::<_, Option<i16>>("outcome").and_then(Status::from_code),
+        decided_by: row.get("decided_by"),
+        started: row.get("started"),
+        ended: row.get("ended"),
+        spans: i64::from(row.get::<_, i32>("spans")),
+        tokens: row.get("tokens"),
+        cost_usd: row.get("cost_usd"),
+        rev: row.get("rev"),
+        forked_from: json::<ForkedFrom>(row, "forked_from")?,
+        forks: row.get("forks"),
+    };
+    Ok(Found { rid: row.get("rid"), ns: row.get("ns"), base_rid: row.get("base_rid"), run })
+}
+
+/// A free name: the wanted one, or with a suffix. The caller inserts it in the same transaction; names are locked per namespace until then.
+///
+/// # Errors
+/// What the database says.
+pub async fn free_name(client: &impl GenericClient, ns: i32, wanted: &str) -> ApiResult<String> {
+    client.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", &[&wanted, &i64::from(ns)]).await?;
+    let mut name = wanted.to_owned();
+    while client.query_opt("SELECT 1 FROM runs WHERE ns = $1 AND name = $2 AND state <> 'deleted'", &[&ns, &name]).await?.is_some() {
+        name = suffixed(wanted);
+    }
+    Ok(name)
+}
+
+/// The name with five random characters behind it.
+fn suffixed(name: &str) -> String {
+    let random = Uuid::new_v4().simple().to_string();
+    let stem: String = name.chars().take(run_id::MAX_NAME - 6).collect();
+    format!("{}-{}", stem.trim_end_matches('-'), &random[..5])
+}
+
+/// Creates a run, or finds the one that was created with the same id.
+///
+/// # Errors
+/// 400 for a name that is no DNS label; 409 for an id of another namespace; 410 for a deleted run.
+pub async fn create(client: &impl GenericClient, ns: i32, request: &CreateRun, now: i64) -> ApiResult<RunCreated> {
+    let id = request.id.unwrap_or_else(Uuid::now_v7);
+    if let Some(row) = client.query_opt("SELECT ns, name, state FROM runs WHERE id = $1", &[&id]).await? {
+        if row.get::<_, i32>(0) != ns {
+            return Err(ApiError::conflict("RunExists", format!("run {id} belongs to another namespace")));
+        }
+        if row.get::<_, &str>(2) == "deleted" {
+            return Err(gone(&id.to_string()));
+        }
+        return Ok(RunCreated { id, name: row.get(1) });
+    }
+    let wanted = match &request.name {
+        Some(name) if !run_id::is_label(name) => {
+            return Err(ApiError::bad_request(
+                "NameInvalid",
+                format!("name: {name:?} is no DNS label (a-z, 0-9 and -, at most 63); for example {:?}", run_id::to_label(name)),
+            ));
+        }
+        Some(name) => name.clone(),
+        None => suffixed(&run_id::to_label(&request.agent)),
+    };
+    let name = free_name(client, ns, &wanted).await?;
+    let started = if request.started == 0 { now } else { request.started };
+    let (labels, environment) = (serde_json::json!(request.labels), serde_json::json!(request.environment));
+    let inserted = client
+        .execute(
+            "INSERT INTO runs (id, ns, name, kind, agent, model, session, labels, environment, started)
+             VALUES ($1, $2, $3, 'recorded', $4, $5, $6, $7, $8, $9) ON CONFLICT (id) DO NOTHING",
+            &[&id, &ns, &name, &request.agent, &request.model, &request.session, &labels, &environment, &started],
+        )
+        .await?;
+    if inserted == 0 {
+        return Err(ApiError::unavailable("the same run is being created by another request; try again"));
+    }
+    Ok(RunCreated { id, name })
+}
+
+fn gone(run: &str) -> ApiError {
+    ApiError::new(axum::http::StatusCode::GONE, "RunDeleted", format!("run {run} was deleted; nothing more is taken for it"))
+}
+
+/// The run of this name or id in a namespace.
+///
+/// # Errors
+/// 404 naming run and namespace.
+pub async fn find(client: &impl GenericClient, namespace: &str, run: &str) -> ApiResult<Found> {
+    let id = Uuid::parse_str(run).ok();
+    let sql = format!(
+        "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) WHERE n.name = $1 AND r.state <> 'deleted' AND (r.name = $2 OR r.id = $3)
+         ORDER BY (r.name = $2) DESC LIMIT 1"
+    );
+    let row = client.query_opt(&sql, &[&namespace, &run, &id]).await?;
+    match row {
+        Some(row) => found(&row),
+        None => Err(ApiError::not_found(
+            "RunNotFound",
+            format!("no run of namespace {namespace:?} has the name or id {run:?}; `kubectl replay runs -n {namespace}` lists them"),
+        )),
+    }
+}
+
+/// # Errors
+/// 404.
+pub async fn by_rid(client: &impl GenericClient, rid: i64) -> ApiResult<Found> {
+    let sql = format!("SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) WHERE r.rid = $1");
+    found(&client.query_one(&sql, &[&rid]).await?)
+}
+
+/// A page of a namespace's runs, newest first.
+///
+/// # Errors
+/// 400 for a cursor or limit that is none.
+pub async fn list(client: &impl GenericClient, namespace: &str, query: &RunQuery) -> ApiResult<RunPage> {
+    let limit = query.limit.unwrap_or(50);
+    if !(1..=500).contains(&limit) {
+        return Err(ApiError::bad_request("LimitInvalid", format!("limit: {limit} is not between 1 and 500")));
+    }
+    let before = match &query.before {
+        None => i64::MAX,
+        Some(cursor) => cursor.parse().map_err(|_| ApiError::bad_request("CursorInvalid", format!("before: {cursor:?} is no cursor of a run list")))?,
+    };
+    let pattern = query.q.as_ref().map(|q| format!("%{}%", q.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")));
+    let state = query.state.map(|s| serde_json::json!(s).as_str().unwrap_or_default().to_owned());
+    let sql = format!(
+        "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns)
+         WHERE n.name = $1 AND r.state <> 'deleted' AND r.rid < $2 AND ($3::text IS NULL OR r.agent = $3)
+           AND ($4::text IS NULL OR r.name ILIKE $4) AND ($5::text IS NULL OR r.state = $5)
+         ORDER BY r.rid DESC LIMIT $6"
+    );
+    let params: [&(dyn ToSql + Sync); 6] = [&namespace, &before, &query.agent, &pattern, &state, &(limit + 1)];
+    let rows = client.query(&sql, &params).await?;
+    let mut runs = rows.iter().map(found).collect::<ApiResult<Vec<_>>>()?;
+    let more = runs.len() as i64 > limit;
+    runs.truncate(limit as usize);
+    let next = if more { runs.last().map(|f| f.rid.to_string()) } else { None };
+    Ok(RunPage { runs: runs.into_iter().map(|f| f.run).collect(), next })
+}
+
+/// Forks whose source is this run, oldest first.
+///
+/// # Errors
+/// What the database says.
+pub async fn forks_of(client: &impl GenericClient, rid: i64) -> ApiResult<Vec<Run>> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) JOIN forks f ON f.fork_rid = r.rid
+         WHERE f.source_rid = $1 AND r.state <> 'deleted' ORDER BY r.rid"
+    );
+    client.query(&sql, &[&rid]).await?.iter().map(|r| found(r).map(|f| f.run)).collect()
+}
+
+/// The run's row lock and its counters; the new revision is taken. `None`: the run takes nothing more.
+///
+/// # Errors
+/// 410 for a deleted run, 409 for a sealed one.
+pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiResult<(i64, i64, i32)> {
+    let updated = client
+        .query_opt(
+            "UPDATE runs SET rev = rev + 1, last_at = now() WHERE id = $1 AND ns = $2 AND kind = 'recorded' AND state IN ('open', 'finished') RETURNING rid, rev, segments",
+            &[&run, &ns],
+        )
+        .await?;
+    if let Some(row) = updated {
+        return Ok((row.get(0), row.get(1), row.get(2)));
+    }
+    let row = client.query_opt("SELECT state FROM runs WHERE id = $1 AND ns = $2", &[&run, &ns]).await?;
+    match row.as_ref().map(|r| r.get::<_, &str>(0)) {
+        None => Err(ApiError::not_found("RunNotFound", format!("no run {run} in this namespace; create it first"))),
+        Some("deleted") => Err(gone(&run.to_string())),
+        Some(_) => Err(ApiError::conflict("RunSealed", format!("run {run} is sealed and takes nothing more"))),
+    }
+}
+
+/// Finishes and seals a recorded run. Said twice, the first time stands.
+///
+/// # Errors
+/// 400 for a deciding span that the run does not have; 404, 410.
+pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &FinishRun, now: i64) -> ApiResult<i64> {
+    let (rid, rev, _) = match next_rev(client, run, ns).await {
+        Err(error) if error.reason == "RunSealed" => {
+            return Ok(client.query_one("SELECT rev FROM runs WHERE id = $1", &[&run]).await?.get(0));
+        }
+        other => other?,
+    };
+    let decided_by = match &request.decided_by {
+        None => None,
+        Some(span) => {
+            let row = client
+                .query_opt(
+                    "SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (span_id = $2 OR name = $2) ORDER BY (span_id = $2) DESC, ord DESC LIMIT 1",
+                    &[&rid, span],
+                )
+                .await?;
+            let row = row.ok_or_else(|| ApiError::bad_request("SpanNotFound", format!("decided_by: run {run} has no span with the id or name {span:?}")))?;
+            Some(row.get::<_, String>(0))
+        }
+    };
+    let ended = if request.ended == 0 { now } else { request.ended };
+    client
+        .execute(
+            "UPDATE runs SET state = 'sealed', outcome = $2, decided_by = $3, ended = $4 WHERE rid = $1",
+            &[&rid, &request.outcome.code(), &decided_by, &ended],
+        )
+        .await?;
+    Ok(rev)
+}
+
+/// The recorder of this run is going away and has sent all it had.
+///
+/// # Errors
+/// What the database says.
+pub async fn goodbye(client: &impl GenericClient, ns: i32, run: Uuid) -> ApiResult<()> {
+    client.execute("UPDATE runs SET goodbye_at = now() WHERE id = $1 AND ns = $2 AND state = 'open'", &[&run, &ns]).await?;
+    Ok(())
+}
+
+/// Seals runs whose recorder went silent: ten quiet minutes after its goodbye, a day without one. Returns how many.
+///
+/// # Errors
+/// What the database says.
+pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<u64> {
+    let canceled = Status::Canceled.code();
+    Ok(client
+        .execute(
+            "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1, labels = labels || '{\"replayfork.dev/aborted\": \"true\"}'
+             WHERE kind = 'recorded' AND state IN ('open', 'finished')
+               AND (last_at < now() - interval '24 hours' OR (goodbye_at IS NOT NULL AND last_at < now() - interval '10 minutes'))",
+            &[&canceled],
+        )
+        .await?)
+}
+
+/// Deletes a run: its rows go, a tombstone stays, so that batches sent again revive nothing.
+///
+/// # Errors
+/// 409 naming the forks that need it.
+pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()> {
+    let rid = found.rid;
+    client.execute("SELECT 1 FROM runs WHERE rid = $1 FOR UPDATE", &[&rid]).await?;
+    let needing = client.query("SELECT r.name FROM run_deps d JOIN runs r USING (rid) WHERE d.needs = $1 ORDER BY r.rid LIMIT 20", &[&rid]).await?;
+    if !needing.is_empty() {
+        let names: Vec<String> = needing.iter().map(|r| r.get(0)).collect();
+        return Err(ApiError::conflict("RunNeeded", format!("run {:?} is needed by its forks ({}); delete these first", found.run.name, names.join(", "))));
+    }
+    for table in ["spans", "span_events", "span_edges", "segments", "snapshots", "run_deps"] {
+        client.execute(&format!("DELETE FROM {table} WHERE rid = $1"), &[&rid]).await?;
+    }
+    client.execute("UPDATE runs SET state = 'deleted', deleted_at = now() WHERE rid = $1", &[&rid]).await?;
+    Ok(())
+}
