@@ -185,7 +185,7 @@ CREATE TABLE forks (
   environment jsonb,
   pod_uid text,
   claim bytea,
-  cancel_requested boolean NOT NULL DEFAULT false,
+  cancel_requested_at timestamptz,
   deletion_policy text NOT NULL,
   reason text,
   result jsonb,

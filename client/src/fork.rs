@@ -19,6 +19,9 @@ pub struct RegisterFork {
     pub name: String,
     /// The custom resource's spec, verbatim.
     pub spec: serde_json::Value,
+    /// A run that is not sealed is not waited for any longer: the fork ends as RunNotSealed.
+    #[serde(default)]
+    pub give_up: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -113,7 +116,9 @@ pub struct Fork {
     pub plan: Option<PlanOverview>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    pub cancel_requested: bool,
+    /// RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cancel_requested_at: Option<String>,
     pub deletion_policy: DeletionPolicy,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<ForkResult>,

@@ -8,6 +8,7 @@ pub mod ingest;
 pub mod read;
 pub mod run_id;
 
+pub use bytes::Bytes;
 pub use http::{ApiClient, ClientError, Token};
 
 use serde::{Deserialize, Serialize};

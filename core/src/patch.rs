@@ -10,6 +10,9 @@ use crate::fork::ForkSource;
 use crate::model::{Executor, ReplayPolicy, Span, SpanKind};
 use crate::source::Source;
 
+/// Bytes of inline content of all patches of a fork: kubectl keeps a copy in an annotation of at most 256 KiB.
+pub const MAX_INLINE: usize = 128 << 10;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 pub enum PatchType {
     EnvVarOverride,
@@ -44,7 +47,7 @@ pub struct EnvVar {
     #[schemars(length(min = 1, max = 256), regex(pattern = "^[A-Za-z_][A-Za-z0-9_]*$"))]
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32768))]
+    #[schemars(length(max = 8192))]
     pub value: Option<String>,
 }
 
@@ -57,24 +60,24 @@ pub struct CommandPatch {
     pub script: Option<String>,
     /// An argument vector; each argument is a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 256), inner(length(max = 32768)))]
+    #[schemars(length(min = 1, max = 128), inner(length(max = 8192)))]
     pub argv: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub cwd: Option<String>,
     /// Replaces the whole recorded environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = 64))]
     pub env: Option<Vec<EnvVar>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65536))]
     pub stdin: Option<String>,
     /// What the new command may read and write; without them a new script or argv may touch everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
+    #[schemars(length(max = 128), inner(length(min = 1, max = 1024)))]
     pub reads: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
+    #[schemars(length(max = 128), inner(length(min = 1, max = 1024)))]
     pub writes: Option<Vec<String>>,
 }
 
@@ -127,6 +130,11 @@ impl Patches {
     /// patches on the same field, a member that doesn't belong to the type.
     pub fn resolve(source: &Source, fork: &ForkSource, fork_span: usize, patches: &[Patch]) -> Result<Self, Refused> {
         let mut resolved = Self::default();
+        let inline = serde_json::to_string(patches).map_or(0, |json| json.len());
+        if inline > MAX_INLINE {
+            let message = format!("the patches have {inline} bytes of inline content, at most {MAX_INLINE} are allowed together");
+            return Err(Refused::PatchRefused { field: "spec.patches".into(), message });
+        }
         for (i, patch) in patches.iter().enumerate() {
             let field = format!("spec.patches[{i}]");
             check_members(&field, patch)?;

@@ -23,9 +23,10 @@ use crate::store::{runs, snapshots, spans};
 /// Fields of a spec that may change while the fork stays the same.
 const MUTABLE: [&str; 4] = ["suspend", "cancel", "ttlSecondsAfterFinished", "deletionPolicy"];
 
-const COLUMNS: &str = "f.uid, n.name AS namespace, f.name, f.state, f.plan -> 'overview' AS overview, f.pod_uid, f.cancel_requested, f.deletion_policy, f.result, \
+const COLUMNS: &str = "f.uid, n.name AS namespace, f.name, f.state, f.plan -> 'overview' AS overview, f.pod_uid, f.deletion_policy, f.result, \
     s.id AS source_run, s.name AS source_run_name, r.id AS fork_run, r.name AS fork_run_name, \
     to_char(f.registered_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS registered_at, \
+    to_char(f.cancel_requested_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS cancel_requested_at, \
     to_char(f.claimed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS claimed_at, \
     to_char(f.terminal_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS terminal_at";
 const FROM: &str = "forks f JOIN namespaces n USING (ns) LEFT JOIN runs s ON s.rid = f.source_rid LEFT JOIN runs r ON r.rid = f.fork_rid";
@@ -49,7 +50,7 @@ fn view(row: &tokio_postgres::Row) -> ApiResult<Fork> {
         fork_run_name: row.get("fork_run_name"),
         plan,
         pod_uid: row.get("pod_uid"),
-        cancel_requested: row.get("cancel_requested"),
+        cancel_requested_at: row.get("cancel_requested_at"),
         deletion_policy: if row.get::<_, &str>("deletion_policy") == "DeleteRun" { DeletionPolicy::DeleteRun } else { DeletionPolicy::Retain },
         result,
         registered_at: row.get("registered_at"),
@@ -122,7 +123,12 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
             }
             Err(error) => return Err(error),
             Ok(found) => {
-                planning::check_sealed(&found)?;
+                match planning::check_sealed(&found) {
+                    Err(error) if request.give_up => {
+                        return refuse(client, uid, CloseReason::RunNotSealed, error.detail).await;
+                    }
+                    checked => checked?,
+                }
                 let source = planning::load(client, &found).await?;
                 planning::plan_fork(config, &found, &source, &spec).map(|(plan, overview)| (found, source, plan, overview))
             }
@@ -131,9 +137,7 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
     let (found, source, plan, overview) = match planned {
         Ok(planned) => planned,
         Err(Refusal { reason, message }) => {
-            let result = ForkResult { reason, message, outcome: None, source_outcome: None, reexecuted: 0, reused: 0, overridden: 0, blocked: 0, blocked_spans: vec![] };
-            make_terminal(client, uid, &result).await?;
-            return get(client, uid).await;
+            return refuse(client, uid, reason, message).await;
         }
     };
     create_run(client, uid, request, &found, &source, &plan, &overview, now).await?;
@@ -146,6 +150,13 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
         };
         close(client, uid, reason, &message, now).await?;
     }
+    get(client, uid).await
+}
+
+/// A fork that has no plan is terminal at once.
+async fn refuse(client: &impl GenericClient, uid: Uuid, reason: CloseReason, message: String) -> ApiResult<Fork> {
+    let result = ForkResult { reason, message, outcome: None, source_outcome: None, reexecuted: 0, reused: 0, overridden: 0, blocked: 0, blocked_spans: vec![] };
+    make_terminal(client, uid, &result).await?;
     get(client, uid).await
 }
 
@@ -406,7 +417,7 @@ pub async fn reused(client: &impl GenericClient, claimed: &Claimed, states: &Reu
 /// # Errors
 /// 404.
 pub async fn request_cancel(client: &impl GenericClient, uid: Uuid) -> ApiResult<()> {
-    client.execute("UPDATE forks SET cancel_requested = true WHERE uid = $1 AND state <> 'terminal'", &[&uid]).await?;
+    client.execute("UPDATE forks SET cancel_requested_at = now() WHERE uid = $1 AND state <> 'terminal' AND cancel_requested_at IS NULL", &[&uid]).await?;
     Ok(())
 }
 
@@ -415,7 +426,7 @@ pub async fn request_cancel(client: &impl GenericClient, uid: Uuid) -> ApiResult
 /// # Errors
 /// 404.
 pub async fn asked_to_stop(client: &impl GenericClient, uid: Uuid) -> ApiResult<(bool, bool)> {
-    let row = client.query_opt("SELECT cancel_requested, state = 'terminal' FROM forks WHERE uid = $1", &[&uid]).await?.ok_or_else(|| unknown(uid))?;
+    let row = client.query_opt("SELECT cancel_requested_at IS NOT NULL, state = 'terminal' FROM forks WHERE uid = $1", &[&uid]).await?.ok_or_else(|| unknown(uid))?;
     Ok((row.get(0), row.get(1)))
 }
 

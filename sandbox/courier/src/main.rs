@@ -1,1 +1,200 @@
-fn main() {}
+//! The courier: the container of a fork's pod that has the credential.
+//!
+//! It claims the fork, restores the workspace, waits until the network policy holds, and then lets the executor go. It alone
+//! decides the order, renders bindings, snapshots after each step and reports results; a step is begun only when the one before
+//! is acknowledged. It is never started twice in a pod, and a fork is never claimed twice, so no step runs twice.
+
+mod api;
+mod executor;
+mod init;
+mod policy;
+mod steps;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand, ValueEnum};
+use replayfork_client::fork::{CloseFork, CloseReason};
+use replayfork_core::replay::{Replay, start_snapshot};
+use replayfork_core::source::Source;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use crate::api::Api;
+use crate::executor::Executor;
+use crate::steps::{Finish, Stop};
+use crate::workspace::ForkWorkspace;
+
+#[derive(Parser)]
+#[command(version, about = "The part of a fork's pod that has the credential")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Put the executor into a volume and make the workspace's folder: what the init container does.
+    Init(init::Init),
+    /// Carry out a fork.
+    Run(Run),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Isolation {
+    #[value(name = "Enforced")]
+    Enforced,
+    #[value(name = "BestEffort")]
+    BestEffort,
+}
+
+#[derive(clap::Args)]
+struct Run {
+    #[arg(long, env = "REPLAYFORK_FORK_UID")]
+    fork: Uuid,
+    #[arg(long, env = "REPLAYFORK_API_URL")]
+    api_url: String,
+    #[arg(long, env = "REPLAYFORK_TOKEN_FILE")]
+    token_file: PathBuf,
+    /// Where the workspace is mounted: at the recorded root's own path.
+    #[arg(long, env = "REPLAYFORK_WORKSPACE")]
+    workspace: PathBuf,
+    #[arg(long, env = "REPLAYFORK_CONTROL_DIR")]
+    control_dir: PathBuf,
+    #[arg(long, env = "REPLAYFORK_SCRATCH_DIR")]
+    scratch_dir: PathBuf,
+    /// Bytes that the workspace may have.
+    #[arg(long, env = "REPLAYFORK_WORKSPACE_LIMIT")]
+    workspace_limit: u64,
+    #[arg(long, env = "REPLAYFORK_NETWORK_ISOLATION", value_enum, default_value = "Enforced")]
+    isolation: Isolation,
+    /// The Kubernetes API's service, which no sandbox may reach.
+    #[arg(long, env = "KUBERNETES_SERVICE_HOST")]
+    kubernetes_host: String,
+    #[arg(long, env = "KUBERNETES_SERVICE_PORT", default_value_t = 443)]
+    kubernetes_port: u16,
+    #[arg(long, env = "REPLAYFORK_LOG", default_value = "info")]
+    log: String,
+}
+
+fn main() -> ExitCode {
+    match Args::parse().command {
+        Command::Init(init) => match init::init(&init) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("replayfork-courier init: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
+        Command::Run(run) => {
+            tracing_subscriber::fmt().with_env_filter(run.log.clone()).init();
+            if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+                return ExitCode::FAILURE;
+            }
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(carry_out(run))) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    tracing::error!("{error:#}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
+    }
+}
+
+async fn carry_out(args: Run) -> anyhow::Result<()> {
+    let api = Api::new(&args.api_url, args.token_file.clone(), args.fork)?;
+    api.claim().await.context("the fork can't be claimed")?;
+    let (stop, stopped) = watch::channel(None);
+    let terminating = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::spawn(watch_for_stop(api.clone(), terminating, stop.clone()));
+    let finish = match attempt(&args, &api, &stop, stopped).await {
+        Ok(finish) => finish,
+        Err(error) => Finish { reason: CloseReason::SandboxFailed, message: format!("{error:#}"), executor: None },
+    };
+    tracing::info!(reason = %finish.reason, "closing: {}", finish.message);
+    let result = api.close(&CloseFork { reason: finish.reason, message: finish.message }).await?;
+    // Only now that the result stands may the executor end well.
+    if let Some(mut executor) = finish.executor {
+        executor.done();
+    }
+    tracing::info!(reason = %result.reason, "closed");
+    Ok(())
+}
+
+async fn attempt(args: &Run, api: &Api, stop: &watch::Sender<Option<Stop>>, stopped: watch::Receiver<Option<Stop>>) -> anyhow::Result<Finish> {
+    let bundle = api.bundle().await?;
+    let source = Source::new(bundle.recorded, bundle.spans, bundle.changed);
+    let replay = Replay::new(&source, &bundle.spec).context("the plan can't be made again")?;
+    if replay.plan.digest != bundle.plan_digest {
+        let message = format!("the sandbox's plan {} is not the pinned one {}: api-server and sandbox image are of different versions", replay.plan.digest, bundle.plan_digest);
+        return Ok(Finish { reason: CloseReason::PlanMismatch, message, executor: None });
+    }
+    let fork_span = source.index(&replay.plan.fork_span).context("the fork span is not in the bundle")?;
+    let started = std::time::Instant::now();
+    let mut workspace = ForkWorkspace::open(api.clone(), &args.workspace, &args.scratch_dir)?;
+    let isolation = tokio::spawn(policy::holds(args.api_url.clone(), args.kubernetes_host.clone(), args.kubernetes_port));
+    if let Some(start) = start_snapshot(&source, fork_span) {
+        workspace.start_from(&start).await?;
+    }
+    let restored = started.elapsed();
+    let isolated = isolation.await?;
+    tracing::info!(restore_ms = restored.as_millis() as u64, policy_ms = started.elapsed().as_millis() as u64, isolated = isolated.is_ok(), "workspace restored");
+    if let Err(why) = isolated {
+        if args.isolation == Isolation::Enforced {
+            let message = format!("{why}; install a network policy engine, or set spec.sandbox.networkIsolation: BestEffort");
+            return Ok(Finish { reason: CloseReason::NetworkNotIsolated, message, executor: None });
+        }
+        tracing::warn!("{why}; going on, since networkIsolation is BestEffort");
+    }
+    let executor = tokio::select! {
+        executor = Executor::let_go(&args.control_dir) => executor?,
+        finish = steps::stopped_before_start(stopped.clone()) => return Ok(finish),
+    };
+    let deadline = Duration::from_secs(bundle.deadline_seconds.max(1) as u64);
+    tokio::spawn(watch_deadline(deadline, stop.clone()));
+    tokio::spawn(watch_size(args.workspace.clone(), args.workspace_limit, stop.clone()));
+    steps::run(api, &source, replay, workspace, executor, stopped, &args.workspace).await
+}
+
+/// Cancel, the fork's end from elsewhere, and the pod's own end.
+async fn watch_for_stop(api: Api, mut terminating: tokio::signal::unix::Signal, stop: watch::Sender<Option<Stop>>) {
+    let asked = async {
+        loop {
+            match api.wait().await {
+                Ok(wait) if wait.terminal => return Stop::Ended,
+                Ok(wait) if wait.cancel => return Stop::Canceled,
+                Ok(_) => {}
+                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+    };
+    let why = tokio::select! { why = asked => why, _ = terminating.recv() => Stop::Interrupted };
+    stop.send_if_modified(|current| {
+        let first = current.is_none();
+        current.get_or_insert(why);
+        first
+    });
+}
+
+async fn watch_deadline(deadline: Duration, stop: watch::Sender<Option<Stop>>) {
+    tokio::time::sleep(deadline).await;
+    stop.send_if_modified(|current| current.replace(current.unwrap_or(Stop::DeadlineExceeded)).is_none());
+}
+
+/// A volume's limit ends in an eviction, late and without grace; so the courier looks first.
+async fn watch_size(workspace: PathBuf, limit: u64, stop: watch::Sender<Option<Stop>>) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let root = workspace.clone();
+        let size = tokio::task::spawn_blocking(move || workspace::disk_usage(&root)).await.unwrap_or(0);
+        if size > limit {
+            stop.send_if_modified(|current| current.replace(current.unwrap_or(Stop::WorkspaceFull)).is_none());
+            return;
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The fork's workspace: restored, compared, captured, uploaded.
+
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use replayfork_core::Digest;
+use replayfork_core::footprint::Pattern;
+use replayfork_core::model::SnapshotRef;
+use replayfork_core::replay::Workspace;
+use replayfork_snapshot::{Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_text, reachable, replay_changes, restore};
+
+use crate::api::Api;
+
+/// The workspace folder, the blobs at hand, and its state as last captured.
+pub struct ForkWorkspace {
+    api: Api,
+    root: PathBuf,
+    store: LocalStore,
+    nodes: Nodes,
+    capturer: Capturer,
+    /// Recorded states whose blobs are at hand.
+    fetched: HashSet<Digest>,
+    start: Option<Digest>,
+    pub now: SnapshotRef,
+}
+
+impl ForkWorkspace {
+    /// # Errors
+    /// The folders can't be used.
+    pub fn open(api: Api, root: &Path, scratch: &Path) -> anyhow::Result<Self> {
+        let mut store = LocalStore::open(&scratch.join("packs"))?;
+        let mut capturer = Capturer::new(root);
+        let now = capturer.capture(&mut |pack| store.put_pack(&pack).map(drop)).context("the workspace can't be read")?.snapshot;
+        Ok(Self { api, root: root.to_owned(), store, nodes: Nodes::default(), capturer, fetched: HashSet::new(), start: None, now })
+    }
+
+    /// Makes the workspace equal a recorded state.
+    ///
+    /// # Errors
+    /// What the api-server or the file system says.
+    pub async fn start_from(&mut self, state: &SnapshotRef) -> anyhow::Result<()> {
+        self.fetch(state).await?;
+        restore(&self.root, &mut self.nodes, &mut self.store, Some(&self.now.node), &state.node).context("the workspace can't be restored")?;
+        let known = reachable(&mut self.nodes, &mut self.store, &state.node, None)?;
+        self.capturer.assume_known(known);
+        self.start = Some(state.node);
+        self.capture().await?;
+        anyhow::ensure!(self.now.content == state.content, "the restored workspace is {}, the recorded one {}", self.now.content, state.content);
+        Ok(())
+    }
+
+    /// Gets the blobs of a recorded state.
+    ///
+    /// # Errors
+    /// What the api-server says.
+    pub async fn fetch(&mut self, state: &SnapshotRef) -> anyhow::Result<()> {
+        if !self.fetched.insert(state.node) {
+            return Ok(());
+        }
+        for pack in self.api.snapshot(&state.node, self.start.as_ref()).await.context("a recorded workspace can't be fetched")? {
+            self.store.put_pack(&pack)?;
+        }
+        Ok(())
+    }
+
+    /// Captures the workspace and sends what the api-server lacks. Returns the paths that changed since the last capture.
+    ///
+    /// # Errors
+    /// What the api-server or the file system says.
+    pub async fn capture(&mut self) -> anyhow::Result<Vec<String>> {
+        let mut packs = Vec::new();
+        let store = &mut self.store;
+        let captured = self.capturer.capture(&mut |pack| {
+            store.put_pack(&pack)?;
+            packs.push(pack);
+            Ok(())
+        })?;
+        for pack in packs {
+            let digests = parse_pack(&pack).map_err(SnapshotError::from)?.blobs.iter().map(|b| b.digest).collect();
+            if !self.api.missing(digests).await?.is_empty() {
+                self.api.put_pack(pack).await?;
+            }
+        }
+        let before = std::mem::replace(&mut self.now, captured.snapshot);
+        if before.content == self.now.content {
+            return Ok(Vec::new());
+        }
+        let changes = diff(&mut self.nodes, &mut self.store, Some(&before.node), Some(&self.now.node))?;
+        Ok(changes.iter().map(|c| path_text(&c.path)).collect())
+    }
+
+    /// Makes what changed between two recorded states happen here.
+    ///
+    /// # Errors
+    /// What the api-server or the file system says.
+    pub async fn apply(&mut self, before: &SnapshotRef, after: &SnapshotRef) -> anyhow::Result<()> {
+        if before.content == after.content {
+            return Ok(());
+        }
+        self.fetch(before).await?;
+        self.fetch(after).await?;
+        replay_changes(&self.root, &mut self.nodes, &mut self.store, &self.now.node, (&before.node, &after.node))?;
+        self.capture().await?;
+        Ok(())
+    }
+}
+
+impl Workspace for ForkWorkspace {
+    type Error = SnapshotError;
+
+    fn now(&mut self, patterns: &[Pattern]) -> Result<Digest, SnapshotError> {
+        footprint_content(&mut self.nodes, &mut self.store, &self.now.node, patterns)
+    }
+
+    fn recorded(&mut self, snapshot: &SnapshotRef, patterns: &[Pattern]) -> Result<Digest, SnapshotError> {
+        footprint_content(&mut self.nodes, &mut self.store, &snapshot.node, patterns)
+    }
+}
+
+/// Bytes on disk of all below a folder; what vanishes meanwhile counts as nothing.
+pub fn disk_usage(root: &Path) -> u64 {
+    let mut folders = vec![root.to_owned()];
+    let mut bytes = 0;
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(folder) else { continue };
+        for entry in entries.flatten() {
+            match entry.metadata() {
+                Ok(meta) if meta.is_dir() => folders.push(entry.path()),
+                Ok(meta) => bytes += meta.blocks() * 512,
+                Err(_) => {}
+            }
+        }
+    }
+    bytes
+}

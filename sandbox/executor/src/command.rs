@@ -1,0 +1,159 @@
+//! One command: started, watched, and cleared away with all that it started.
+
+use std::io::{self, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use replayfork_protocol::{Ended, MAX_OUTPUT, Run, ToExecutor};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process_group, waitpid};
+
+use crate::cgroup::oom_kills;
+
+/// What can happen while a command runs or none does.
+pub enum Event {
+    Courier(ToExecutor),
+    Disconnected,
+    /// SIGTERM from outside of the container.
+    Terminate,
+    Exited(io::Result<ExitStatus>),
+}
+
+/// Runs a command to its end, and kills what it leaves running. `None`: the executor itself must go.
+pub fn run(command: &Run, events: &Sender<Event>, inbox: &Receiver<Event>) -> Option<Ended> {
+    let kills_before = oom_kills();
+    let mut ended = Ended::default();
+    let mut child = match start(command) {
+        Ok(child) => child,
+        Err(error) => {
+            let program = command.argv.first().map_or("", String::as_str);
+            ended.failed_start = Some(format!("{program:?} in {:?} can't be started: {error}", command.cwd));
+            return Some(ended);
+        }
+    };
+    let readers = [child.stdout.take().map(collect), child.stderr.take().map(collect)];
+    if let Some(mut stdin) = child.stdin.take() {
+        let text = command.stdin.clone();
+        thread::spawn(move || stdin.write_all(text.as_bytes()));
+    }
+    let group = Pid::from_child(&child);
+    let events = events.clone();
+    thread::spawn(move || events.send(Event::Exited(child.wait())));
+    let deadline = command.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
+    let mut must_go = false;
+    loop {
+        let left = deadline.map_or(Duration::from_secs(3600), |d| d.saturating_duration_since(Instant::now()));
+        match inbox.recv_timeout(left) {
+            Ok(Event::Exited(Ok(status))) => {
+                if !ended.timed_out && !ended.stopped {
+                    ended.exit_code = status.code().or_else(|| status.signal().map(|s| 128 + s));
+                }
+                break;
+            }
+            Ok(Event::Exited(Err(error))) => {
+                ended.failed_start = Some(format!("its end could not be awaited: {error}"));
+                break;
+            }
+            Ok(Event::Courier(ToExecutor::Stop)) => {
+                ended.stopped = true;
+                kill_started(group);
+            }
+            Ok(Event::Terminate | Event::Disconnected | Event::Courier(_)) => {
+                must_go = true;
+                kill_started(group);
+            }
+            Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|d| Instant::now() >= d) => {
+                ended.timed_out = true;
+                kill_started(group);
+            }
+            Err(_) => {}
+        }
+    }
+    ended.left_running = kill_all();
+    for (reader, into) in readers.into_iter().zip([&mut ended.stdout, &mut ended.stderr]) {
+        if let Some((kept, dropped)) = reader.and_then(|r| r.join().ok()) {
+            *into = kept;
+            ended.dropped += dropped;
+        }
+    }
+    ended.oom_kills = oom_kills().saturating_sub(kills_before);
+    (!must_go).then_some(ended)
+}
+
+fn start(command: &Run) -> io::Result<Child> {
+    let (program, arguments) = command.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"))?;
+    // A program without a slash is looked for in the command's own PATH, not in this process's.
+    let program = if program.contains('/') { program.clone() } else { find(program, command)? };
+    Command::new(program)
+        .args(arguments)
+        .current_dir(&command.cwd)
+        .env_clear()
+        .envs(&command.env)
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+}
+
+fn find(program: &str, command: &Run) -> io::Result<String> {
+    let path = command.env.get("PATH").map_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", String::as_str);
+    path.split(':')
+        .map(|folder| format!("{folder}/{program}"))
+        .find(|file| std::fs::metadata(file).is_ok_and(|m| m.is_file() && std::os::unix::fs::PermissionsExt::mode(&m.permissions()) & 0o111 != 0))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no such program in PATH={path}")))
+}
+
+/// Reads a stream to its end, keeping at most [`MAX_OUTPUT`] bytes; with how many were dropped.
+fn collect(mut stream: impl Read + Send + 'static) -> JoinHandle<(Vec<u8>, u64)> {
+    thread::spawn(move || {
+        let (mut kept, mut dropped, mut buffer) = (Vec::new(), 0u64, vec![0; 64 << 10]);
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => return (kept, dropped),
+                Ok(n) => {
+                    let room = MAX_OUTPUT.saturating_sub(kept.len()).min(n);
+                    kept.extend_from_slice(&buffer[..room]);
+                    dropped += (n - room) as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return (kept, dropped),
+            }
+        }
+    })
+}
+
+fn is_init() -> bool {
+    getpid().is_init()
+}
+
+fn kill_started(group: Pid) {
+    let _ = kill_process_group(group, Signal::KILL);
+    if is_init() {
+        kill_everything();
+    }
+}
+
+/// kill(2) with -1, which rustix has only as "process group 1": every process that this one may signal, but itself.
+fn kill_everything() {
+    let _ = kill_process_group(Pid::INIT, Signal::KILL);
+}
+
+/// Kills everything in the container but this process, and reaps it; says how many processes there were. Where this is no PID 1
+/// (outside of a container) it has no right to, and does nothing.
+pub fn kill_all() -> u32 {
+    if !is_init() {
+        return 0;
+    }
+    let mut killed = 0;
+    loop {
+        kill_everything();
+        match waitpid(None, WaitOptions::empty()) {
+            // Orphans that had ended by themselves are only reaped.
+            Ok(Some((_, status))) => killed += u32::from(status.terminating_signal() == Some(Signal::KILL.as_raw())),
+            _ => return killed,
+        }
+    }
+}

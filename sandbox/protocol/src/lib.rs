@@ -1,0 +1,89 @@
+//! What courier and executor say to each other, over one loopback connection that is accepted once.
+//!
+//! A message is its length (u32, little-endian) and JSON. Neither side waits for an answer while it has something to say.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// File in the control volume with the courier's port and nonce, a line each.
+pub const ENDPOINT_FILE: &str = "endpoint";
+/// Bytes that one message may have.
+const MAX_MESSAGE: u32 = 64 << 20;
+/// Bytes of stdout and of stderr that are kept; the rest is counted.
+pub const MAX_OUTPUT: usize = 8 << 20;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToExecutor {
+    Run(Run),
+    /// Stop the command that runs, and all that it started.
+    Stop,
+    /// The api-server has the terminal result: exit with 0.
+    Done,
+}
+
+/// A command to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    pub argv: Vec<String>,
+    /// Absolute.
+    pub cwd: String,
+    /// The whole environment.
+    pub env: BTreeMap<String, String>,
+    pub stdin: String,
+    pub timeout_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromExecutor {
+    /// The nonce from the endpoint file.
+    Hello(String),
+    Ended(Ended),
+}
+
+/// What came of a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// 128 + signal for a command that a signal ended, as shells count. `None`: it did not start, or was stopped.
+    pub exit_code: Option<i32>,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    /// Bytes beyond [`MAX_OUTPUT`] that were dropped.
+    pub dropped: u64,
+    pub timed_out: bool,
+    pub stopped: bool,
+    /// Why it did not start.
+    pub failed_start: Option<String>,
+    /// Processes that the command left running, which were killed.
+    pub left_running: u32,
+    /// Processes of the container that were killed for memory meanwhile.
+    pub oom_kills: u64,
+}
+
+/// # Errors
+/// The connection broke, or the message is too large.
+pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    let length = u32::try_from(bytes.len()).ok().filter(|n| *n <= MAX_MESSAGE);
+    let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the message is too large"))?;
+    let mut frame = length.to_le_bytes().to_vec();
+    frame.extend(bytes);
+    stream.write_all(&frame)?;
+    stream.flush()
+}
+
+/// # Errors
+/// The connection broke or ended, or what came is no message.
+pub fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > MAX_MESSAGE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too large"));
+    }
+    let mut bytes = vec![0; length as usize];
+    stream.read_exact(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
