@@ -31,29 +31,47 @@ const FORK: &str = "shorter-wait";
 /// How long the agent, or the fork, may take; each takes a few seconds.
 const STEP: Duration = Duration::from_secs(180);
 
-/// What the user asked for.
+/// Where the user wants it.
 #[derive(Debug)]
-pub struct Wish {
-    /// On the user's own cluster.
-    pub current: Option<Current>,
-    /// End after the last step, instead of staying until Ctrl-C.
-    pub once: bool,
+pub enum Wish {
+    /// On a cluster of its own.
+    Own,
+    /// On the one of the user's kubeconfig.
+    Current {
+        registry: Option<String>,
+        database_url: Option<String>,
+    },
+}
+
+/// When the demo ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// When the user says so.
+    OnInterrupt,
+    /// After its last step.
+    Once,
 }
 
 /// Runs the demo to its end.
-pub fn run_demo(wish: Wish) -> Result<()> {
+pub fn run_demo(wish: Wish, end: End) -> Result<()> {
     let started = Instant::now();
     let project = workspace::project();
     packages::ensure(Purpose::Cluster)?;
-    let parts = if wish.current.is_none() {
-        Part::ALL.as_slice()
-    } else {
-        &[Part::Kube, Part::Helm]
+    let current = match wish {
+        Wish::Own => None,
+        Wish::Current {
+            registry,
+            database_url,
+        } => Some(Current::confirm(registry, database_url, &[AGENTS])?),
     };
-    parts.iter().try_for_each(|part| part.build().map(drop))?;
+    if current.is_none() {
+        Part::ALL
+            .iter()
+            .try_for_each(|part| part.build().map(drop))?;
+    }
     workspace::build(&project)?;
     let images = images::build(&project)?;
-    let place = match wish.current {
+    let place = match current {
         Some(current) => Place::current(current, &images, &[AGENTS])?,
         None => Place::own(&images, &[AGENTS])?,
     };
@@ -75,7 +93,7 @@ pub fn run_demo(wish: Wish) -> Result<()> {
     }
     println!("               export PATH={}", place.kube.path());
     println!("               kubectl replay runs -n {AGENTS}");
-    if !wish.once {
+    if end == End::OnInterrupt {
         println!("\nCtrl-C ends it.");
         while !interrupt::asked() && !place.own.as_ref().is_some_and(|cluster| cluster.ended()) {
             std::thread::sleep(interrupt::SLICE);

@@ -14,8 +14,8 @@ use crate::kube::Kube;
 /// The release's namespace, which is where clients look for the api-server by default.
 pub const NAMESPACE: &str = "replayfork-system";
 
-/// How long the rollout may take; a node that has the images needs a few seconds.
-const ROLLOUT: Duration = Duration::from_secs(180);
+/// How long the rollout may take on a node that has the images; it takes a few seconds.
+const ROLLOUT: Duration = Duration::from_secs(60);
 
 /// How the chart is installed.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct Install {
     pub database_url: String,
     /// Namespaces to set up for recording; made if they don't exist.
     pub namespaces: Vec<String>,
+    /// How long the rollout may take.
+    pub rollout: Duration,
     /// Further values, over the others.
     pub values: Value,
 }
@@ -37,6 +39,7 @@ impl Install {
             tag: TAG.to_owned(),
             database_url,
             namespaces: namespaces.iter().copied().map(String::from).collect(),
+            rollout: ROLLOUT,
             values: json!({}),
         }
     }
@@ -77,7 +80,7 @@ impl Install {
             "-",
             "--wait",
             "--timeout",
-            &format!("{}s", ROLLOUT.as_secs()),
+            &format!("{}s", self.rollout.as_secs()),
         ]);
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             helm.env(variable, home.path());

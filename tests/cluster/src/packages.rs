@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::cache;
-use crate::command::{run_logged, succeeds};
+use crate::command::{output, run_logged};
 use crate::phase::{note, phase_with_log};
 
 /// What the cluster and its images need.
@@ -75,8 +75,8 @@ fn apt() -> Command {
 }
 
 fn installed(package: &str) -> bool {
-    // `dpkg-query` also knows packages that were removed; `dpkg --verify` would read every file.
+    // dpkg also remembers packages that were removed, so it must be asked for the state.
     let mut query = Command::new("dpkg-query");
     query.args(["--show", "--showformat=${db:Status-Status}", package]);
-    succeeds(&mut query) && query.output().is_ok_and(|done| done.stdout == b"installed")
+    output(&mut query).is_ok_and(|state| state == "installed")
 }

@@ -2,6 +2,8 @@
 
 use std::io::{BufRead, Write};
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -11,11 +13,15 @@ use crate::cluster::{Cluster, Options};
 use crate::command::output;
 use crate::images::{Built, Image, REGISTRY, TAG};
 use crate::install::{Install, NAMESPACE};
+use crate::interrupt;
 use crate::kube::Kube;
 use crate::phase::{note, phase};
 
 /// The value of REGISTRY that says: the nodes have the images already.
 const PRESENT: &str = "present";
+
+/// How long a rollout may take on nodes that pull the images first.
+const PULLING: Duration = Duration::from_secs(300);
 
 /// A cluster to install on.
 #[derive(Debug)]
@@ -26,11 +32,12 @@ pub struct Place {
     pub own: Option<Cluster>,
 }
 
-/// What the user said about a cluster of theirs.
-#[derive(Debug, Default)]
+/// What the user's own cluster needs from them, complete and confirmed.
+#[derive(Debug)]
 pub struct Current {
-    pub registry: Option<String>,
-    pub database_url: Option<String>,
+    kube: Kube,
+    registry: String,
+    database_url: String,
 }
 
 impl Place {
@@ -54,11 +61,13 @@ impl Place {
         })
     }
 
-    /// Asks, and then brings the images to where the user's cluster finds them.
+    /// Brings the images to where the user's cluster finds them.
     pub fn current(current: Current, images: &[Built], namespaces: &[&str]) -> Result<Self> {
-        let kube = Kube::current()?;
-        let (registry, database_url) = current.complete()?;
-        ask(&kube, &registry, namespaces)?;
+        let Current {
+            kube,
+            registry,
+            database_url,
+        } = current;
         let mut install = Install::imported(database_url, namespaces);
         if registry != PRESENT {
             let mut all = Inputs::new();
@@ -68,6 +77,7 @@ impl Place {
             // A tag of its own for each content, since nodes don't pull a tag again that they have.
             install.tag = format!("demo-{}", all.digest());
             install.registry = registry;
+            install.rollout = PULLING;
             publish(images, &install)?;
         }
         Ok(Self {
@@ -95,20 +105,38 @@ impl Place {
 }
 
 impl Current {
-    /// What a cluster of the user's needs from them.
-    fn complete(self) -> Result<(String, String)> {
-        let registry = self.registry.filter(|text| !text.is_empty());
-        let database_url = self.database_url.filter(|text| !text.is_empty());
-        let (Some(registry), Some(database_url)) = (registry, database_url) else {
-            bail!(
-                "CLUSTER=current needs both of these:\n  \
-                 REGISTRY=HOST/PATH    a registry that you may push to and the cluster's nodes may pull from\n  \
-                 {:21} (or REGISTRY={PRESENT}, if the nodes have {REGISTRY}/replayfork/*:{TAG} already)\n  \
-                 DATABASE_URL=postgres://USER:PASSWORD@HOST:5432/DATABASE    an empty database that the cluster's pods reach",
-                ""
+    /// Checks what the user gave, tells what will be done to which cluster, and asks whether it may be.
+    pub fn confirm(
+        registry: Option<String>,
+        database_url: Option<String>,
+        namespaces: &[&str],
+    ) -> Result<Self> {
+        let registry = registry.filter(|text| !text.is_empty());
+        let database_url = database_url.filter(|text| !text.is_empty());
+        let mut missing = Vec::new();
+        if registry.is_none() {
+            missing.push(format!(
+                "  REGISTRY=HOST/PATH\n      a registry that you may push to and the cluster's nodes may pull from; or\n      \
+                 REGISTRY={PRESENT}, if the nodes have {REGISTRY}/replayfork/*:{TAG} already"
+            ));
+        }
+        if database_url.is_none() {
+            missing.push(
+                "  DATABASE_URL=postgres://USER:PASSWORD@HOST:5432/DATABASE\n      an empty database that the cluster's pods reach"
+                    .to_owned(),
             );
+        }
+        let (Some(registry), Some(database_url)) = (registry, database_url) else {
+            bail!("CLUSTER=current needs besides:\n{}", missing.join("\n"));
         };
-        Ok((registry.trim_end_matches('/').to_owned(), database_url))
+        let registry = registry.trim_end_matches('/').to_owned();
+        let kube = Kube::current()?;
+        ask(&kube, &registry, namespaces)?;
+        Ok(Self {
+            kube,
+            registry,
+            database_url,
+        })
     }
 }
 
@@ -144,13 +172,30 @@ fn ask(kube: &Kube, registry: &str, namespaces: &[&str]) -> Result<()> {
     println!("It stays there afterwards; `helm uninstall replayfork -n {NAMESPACE}` removes it.");
     print!("Go on? [y/N] ");
     std::io::stdout().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
+    let answer = read_answer()?;
     ensure!(
         matches!(answer.trim(), "y" | "Y" | "yes"),
         "not confirmed, so nothing was done"
     );
     Ok(())
+}
+
+/// A line of standard input, or an error when the user interrupts instead.
+fn read_answer() -> Result<String> {
+    let (read, answer) = mpsc::channel();
+    // A read can't be interrupted, so it waits in a thread that ends with the process.
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let _ = read.send(std::io::stdin().lock().read_line(&mut line).map(|_| line));
+    });
+    loop {
+        interrupt::check()?;
+        match answer.recv_timeout(interrupt::SLICE) {
+            Ok(line) => return Ok(line?),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => bail!("standard input can't be read"),
+        }
+    }
 }
 
 fn publish(images: &[Built], install: &Install) -> Result<()> {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command::run_logged;
-use crate::phase::phase_with_log;
+use crate::phase::{note, phase_with_log};
 
 /// The clone that this program was built in.
 pub fn project() -> PathBuf {
@@ -24,11 +24,14 @@ pub fn build(project: &Path) -> Result<()> {
 pub fn build_rust(project: &Path) -> Result<()> {
     let log = project.join("target/log/cargo.log");
     let _ = std::fs::remove_file(&log);
-    phase_with_log(
-        "building the Rust workspace (cold about 6 min, each clone has a target folder of its own)",
-        &log,
-        || run_logged(cargo(project).args(["build", "--workspace"]), &log),
-    )?;
+    if !project.join("target/debug/replayfork-api-server").exists() {
+        note(
+            "cargo's target folder is each clone's own, so the first build here takes about six minutes",
+        );
+    }
+    phase_with_log("building the Rust workspace", &log, || {
+        run_logged(cargo(project).args(["build", "--workspace"]), &log)
+    })?;
     phase_with_log("building the static executor", &log, || {
         let mut executor = cargo(project);
         executor.args([

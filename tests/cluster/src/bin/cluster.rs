@@ -5,13 +5,13 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum};
-use replayfork_test_cluster::demo::{self, Wish};
+use replayfork_test_cluster::demo::{self, End, Wish};
 use replayfork_test_cluster::images::{self, Image};
 use replayfork_test_cluster::install::{Install, NAMESPACE};
 use replayfork_test_cluster::packages::{self, Purpose};
 use replayfork_test_cluster::parts::Part;
 use replayfork_test_cluster::phase::phase;
-use replayfork_test_cluster::place::{Current, Place};
+use replayfork_test_cluster::place::Place;
 use replayfork_test_cluster::{Cluster, Options, command, interrupt, traces, workspace};
 
 #[derive(Parser)]
@@ -152,13 +152,17 @@ fn carry_out(verb: Verb) -> Result<()> {
             registry,
             database_url,
             once,
-        } => demo::run_demo(Wish {
-            current: matches!(cluster, Where::Current).then_some(Current {
-                registry,
-                database_url,
-            }),
-            once: once.is_some_and(|text| !matches!(text.as_str(), "" | "0")),
-        }),
+        } => {
+            let wish = match cluster {
+                Where::Own => Wish::Own,
+                Where::Current => Wish::Current {
+                    registry,
+                    database_url,
+                },
+            };
+            let once = once.is_some_and(|text| !matches!(text.as_str(), "" | "0"));
+            demo::run_demo(wish, if once { End::Once } else { End::OnInterrupt })
+        }
     }
 }
 
