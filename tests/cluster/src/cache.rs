@@ -22,6 +22,9 @@ pub fn root() -> Result<PathBuf> {
     Ok(base.join("replayfork"))
 }
 
+/// How many hex digits of a digest a name holds.
+const DIGITS: usize = 16;
+
 /// The digest of everything that an entry is made from.
 #[derive(Default)]
 pub struct Inputs(blake3::Hasher);
@@ -45,6 +48,15 @@ impl Inputs {
 
     /// Adds a file's content and mode, or a folder's, recursively and in order.
     pub fn add_path(&mut self, name: &str, path: &Path) -> Result<&mut Self> {
+        self.add_tree(name, path, &|_| false)
+    }
+
+    fn add_tree(
+        &mut self,
+        name: &str,
+        path: &Path,
+        skip: &dyn Fn(&Path) -> bool,
+    ) -> Result<&mut Self> {
         let meta = fs::metadata(path)
             .with_context(|| format!("{} is needed and missing", path.display()))?;
         if meta.is_dir() {
@@ -54,10 +66,10 @@ impl Inputs {
             entries.sort();
             self.add(name, "folder");
             for entry in entries {
-                self.add_path(
-                    &format!("{name}/{}", entry.to_string_lossy()),
-                    &path.join(&entry),
-                )?;
+                let path = path.join(&entry);
+                if !skip(&path) {
+                    self.add_tree(&format!("{name}/{}", entry.to_string_lossy()), &path, skip)?;
+                }
             }
         } else {
             let mut content = blake3::Hasher::new();
@@ -68,9 +80,20 @@ impl Inputs {
         Ok(self)
     }
 
-    /// Sixteen hex digits: enough to tell the few versions that one machine meets apart.
+    /// Like [`Self::add_path`], without what builds leave in a source folder.
+    pub fn add_sources(&mut self, name: &str, path: &Path) -> Result<&mut Self> {
+        let leftover = |entry: &Path| {
+            let name = entry.file_name().unwrap_or_default();
+            ["target", "node_modules", "dist", ".git"]
+                .iter()
+                .any(|skipped| name == *skipped)
+        };
+        self.add_tree(name, path, &leftover)
+    }
+
+    /// As many hex digits as are enough to tell the few versions that one machine meets apart.
     pub fn digest(&self) -> String {
-        self.0.finalize().to_hex()[..16].to_owned()
+        self.0.finalize().to_hex()[..DIGITS].to_owned()
     }
 }
 
@@ -104,6 +127,34 @@ pub fn entry(
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))?;
     fs::rename(scratch.keep(), &wanted)?;
     Ok(wanted)
+}
+
+/// Removes all but the `kept` entries of a name that were made last.
+///
+/// For what changes often. A clone that still wants a removed one makes it again.
+pub fn prune(kind: &str, name: &str, kept: usize) -> Result<()> {
+    let folder = root()?.join(kind);
+    let _lock = lock(&folder, name)?;
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(&folder)? {
+        let entry = entry?;
+        let of_name = entry
+            .file_name()
+            .to_string_lossy()
+            .strip_prefix(name)
+            .is_some_and(|rest| {
+                rest.strip_prefix('-')
+                    .is_some_and(|digest| digest.len() == DIGITS && !digest.contains('-'))
+            });
+        if of_name {
+            entries.push((entry.metadata()?.modified()?, entry.path()));
+        }
+    }
+    entries.sort();
+    for (_, path) in entries.iter().rev().skip(kept) {
+        fs::remove_dir_all(path).with_context(|| format!("can't remove {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Holds a lock file in the cache; the file stays, the lock goes with the returned value or the process.

@@ -17,6 +17,7 @@ use crate::packages::{self, Purpose};
 use crate::parts::Part;
 use crate::phase::{note, phase};
 use crate::place::{Current, Place};
+use crate::product::{Product, Profile};
 use crate::workspace;
 
 /// The namespace of the example agent.
@@ -69,11 +70,11 @@ pub fn run_demo(wish: Wish, end: End) -> Result<()> {
             .iter()
             .try_for_each(|part| part.build().map(drop))?;
     }
-    workspace::build(&project)?;
-    let images = images::build(&project)?;
+    let product = Product::build(&project, Profile::Dev)?;
+    let images = images::build(&project, &product)?;
     let place = match current {
-        Some(current) => Place::current(current, &images, &[AGENTS])?,
-        None => Place::own(&images, &[AGENTS])?,
+        Some(current) => Place::current(current, &product, &images, &[AGENTS])?,
+        None => Place::own(&product, &images, &[AGENTS])?,
     };
     phase("installing the chart", || {
         place.install.run(&place.kube, &project)

@@ -5,17 +5,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::buildah::{ARCHIVE, Builder};
 use crate::cache::{self, Inputs};
 use crate::command::run;
 use crate::components::PAUSE_IMAGE;
 use crate::phase::phase;
+use crate::product::Product;
 use crate::rootfs::Rootfs;
 
 /// Changes when the way images are built changes.
 const RECIPE: &str = "1";
+
+/// How many versions of each image are kept.
+const KEPT: usize = 4;
 
 /// The registry that images are named after on a cluster which gets them by import. It exists nowhere.
 pub const REGISTRY: &str = "replayfork.local";
@@ -89,90 +93,76 @@ impl Image {
         }
     }
 
-    /// The programs in it, below `target/`.
+    /// The programs in it.
     fn programs(self) -> &'static [&'static str] {
         match self {
-            Self::ApiServer => &["debug/replayfork-api-server"],
-            Self::Operator => &["debug/replayfork-operator"],
-            Self::Sandbox => &[
-                "debug/replayfork-courier",
-                "x86_64-unknown-linux-gnu/debug/replayfork-executor",
-            ],
-            Self::Recorder => &["debug/replayfork-recorder"],
+            Self::ApiServer => &["replayfork-api-server"],
+            Self::Operator => &["replayfork-operator"],
+            Self::Sandbox => &["replayfork-courier", "replayfork-executor"],
+            Self::Recorder => &["replayfork-recorder"],
             Self::ScriptedAgent => &[],
         }
     }
 
-    /// The folders in it, below the project's root.
-    fn folders(self) -> &'static [&'static str] {
-        match self {
-            Self::ApiServer => &["web/dist"],
-            Self::ScriptedAgent => &["examples/scripted-agent"],
-            Self::Operator | Self::Sandbox | Self::Recorder => &[],
+    /// All that its Dockerfile copies: where it lies, and what it is called there.
+    fn content(self, project: &Path, product: &Product) -> Result<Vec<(PathBuf, String)>> {
+        let mut content = Vec::new();
+        for program in self.programs() {
+            content.push((product.programs().join(program), format!("bin/{program}")));
         }
+        let folder = match self {
+            Self::ApiServer => product
+                .viewer()
+                .map(|viewer| (viewer.to_owned(), "web/dist")),
+            Self::ScriptedAgent => {
+                let agent = "examples/scripted-agent";
+                Some((project.join(agent), agent))
+            }
+            Self::Operator | Self::Sandbox | Self::Recorder => None,
+        };
+        if let Some((folder, name)) = folder {
+            for file in files(&folder)? {
+                let below = file.strip_prefix(&folder)?.display().to_string();
+                content.push((file, format!("{name}/{below}")));
+            }
+        }
+        Ok(content)
     }
 
     /// The digest of all that goes into it.
-    fn digest(self, project: &Path) -> Result<String> {
+    fn digest(self, project: &Path, product: &Product) -> Result<String> {
         let mut inputs = Inputs::new();
         inputs
             .add("recipe", RECIPE)
             .add_path("dockerfile", &project.join(self.dockerfile()))?;
         self.rootfs().add_to(&mut inputs)?;
-        for program in self.programs() {
-            let path = project.join("target").join(program);
-            inputs
-                .add_path(program, &path)
-                .context("build it first: cargo build --workspace, and the executor")?;
-        }
-        for folder in self.folders() {
-            for (name, path) in files(&project.join(folder))? {
-                inputs.add_path(&name, &path)?;
-            }
+        for (path, name) in self.content(project, product)? {
+            inputs.add_path(&name, &path)?;
         }
         Ok(inputs.digest())
     }
 
-    /// Lays out what the Dockerfile copies, the programs without their line tables.
-    fn lay_out(self, project: &Path, context: &Path) -> Result<()> {
-        let bin = context.join("bin");
-        fs::create_dir_all(&bin)?;
-        for program in self.programs() {
-            let from = project.join("target").join(program);
-            let to = bin.join(from.file_name().expect("a program has a name"));
-            run(Command::new("strip")
-                .arg("--strip-debug")
-                .arg("-o")
-                .arg(&to)
-                .arg(&from))?;
-        }
-        for folder in self.folders() {
+    /// Lays out what the Dockerfile copies.
+    fn lay_out(self, project: &Path, product: &Product, context: &Path) -> Result<()> {
+        // Folders that a Dockerfile copies must be there, empty or not.
+        for folder in ["bin", "web/dist"] {
             fs::create_dir_all(context.join(folder))?;
-            for (name, path) in files(&project.join(folder))? {
-                let to = context.join(folder).join(name);
-                fs::create_dir_all(to.parent().expect("below the context"))?;
-                fs::copy(path, to)?;
-            }
+        }
+        for (path, name) in self.content(project, product)? {
+            let to = context.join(name);
+            fs::create_dir_all(to.parent().expect("below the context"))?;
+            fs::copy(path, to)?;
         }
         Ok(())
     }
 }
 
-/// Builds the project's images from the programs in `target/debug`; those that are in the cache are taken from there.
-pub fn build(project: &Path) -> Result<Vec<Built>> {
-    build_these(project, &Image::ALL)
-}
-
-/// Builds a single image.
-pub fn build_one(project: &Path, image: Image) -> Result<Built> {
-    Ok(build_these(project, &[image])?.remove(0))
-}
-
-fn build_these(project: &Path, images: &[Image]) -> Result<Vec<Built>> {
+/// Builds the project's images; those that are in the cache are taken from there.
+pub fn build(project: &Path, product: &Product) -> Result<Vec<Built>> {
     let mut stale = Vec::new();
     let mut built = Vec::new();
-    for image in images.iter().copied() {
-        let digest = image.digest(project)?;
+    for image in Image::ALL {
+        let digest = image.digest(project, product)?;
         let archive = cache::path("images", image.name(), &digest)?.join(ARCHIVE);
         if !archive.exists() {
             stale.push((image, digest));
@@ -184,15 +174,16 @@ fn build_these(project: &Path, images: &[Image]) -> Result<Vec<Built>> {
         bases
             .into_iter()
             .try_for_each(|rootfs| rootfs.build().map(drop))?;
-        phase(
-            &format!("building {} of {} images", stale.len(), built.len()),
-            || build_stale(project, &stale),
-        )?;
+        let title = format!("building {} of {} images", stale.len(), built.len());
+        phase(&title, || build_stale(project, product, &stale))?;
     }
+    Image::ALL
+        .into_iter()
+        .try_for_each(|image| cache::prune("images", image.name(), KEPT))?;
     Ok(built)
 }
 
-fn build_stale(project: &Path, stale: &[(Image, String)]) -> Result<()> {
+fn build_stale(project: &Path, product: &Product, stale: &[(Image, String)]) -> Result<()> {
     let builder = Builder::new()?;
     let mut bases = BTreeSet::new();
     for (image, digest) in stale {
@@ -203,7 +194,7 @@ fn build_stale(project: &Path, stale: &[(Image, String)]) -> Result<()> {
                 builder.base(&base, &rootfs.build()?)?;
             }
             let context = tempfile::tempdir()?;
-            image.lay_out(project, context.path())?;
+            image.lay_out(project, product, context.path())?;
             let arguments = [
                 format!("BASE={base}"),
                 "BIN=bin".to_owned(),
@@ -242,24 +233,20 @@ pub(crate) fn pause() -> Result<PathBuf> {
     Ok(entry.join(ARCHIVE))
 }
 
-/// All files below a folder that belong into an image, by their path below it. A folder that is absent has none.
-fn files(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+/// All files below a folder that belong into an image.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(current) = folders.pop() {
-        let Ok(entries) = fs::read_dir(&current) else {
-            continue;
-        };
-        for entry in entries {
+        for entry in fs::read_dir(&current)? {
             let entry = entry?;
-            let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
             if entry.file_type()?.is_dir() {
                 if name != "__pycache__" {
-                    folders.push(path);
+                    folders.push(entry.path());
                 }
             } else if name != "Dockerfile" && !name.ends_with(".yaml") {
-                found.push((path.strip_prefix(folder)?.display().to_string(), path));
+                found.push(entry.path());
             }
         }
     }

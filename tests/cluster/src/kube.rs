@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use crate::command::{feed, output};
 use crate::interrupt;
 use crate::parts::Part;
-use crate::workspace;
+use crate::product::Product;
 
 /// The clients of one cluster.
 #[derive(Clone, Debug)]
@@ -24,23 +24,17 @@ pub struct Kube {
 
 impl Kube {
     pub(crate) fn new(kubeconfig: PathBuf, bins: &[PathBuf]) -> Result<Self> {
-        Self::with(Some(kubeconfig), bins)
+        Self::of(Some(kubeconfig), bins)
     }
 
     /// The cluster that the user's kubeconfig names at the moment.
     pub fn current() -> Result<Self> {
-        Self::with(None, &[])
+        Self::of(None, &[])
     }
 
-    fn with(kubeconfig: Option<PathBuf>, bins: &[PathBuf]) -> Result<Self> {
+    fn of(kubeconfig: Option<PathBuf>, bins: &[PathBuf]) -> Result<Self> {
         let (kube, helm) = (Part::Kube.build()?, Part::Helm.build()?);
-        // `kubectl replay` is found in PATH; it lies where cargo puts all programs of this workspace.
-        let own = [workspace::project().join("target/debug")];
-        let mut path: Vec<String> = own
-            .iter()
-            .chain(bins)
-            .map(|bin| bin.display().to_string())
-            .collect();
+        let mut path: Vec<String> = bins.iter().map(|bin| bin.display().to_string()).collect();
         path.extend([helm.display().to_string(), kube.display().to_string()]);
         path.extend(std::env::var("PATH"));
         path.push("/usr/sbin:/sbin".to_owned());
@@ -50,6 +44,12 @@ impl Kube {
             helm: helm.join("helm"),
             path: path.join(":"),
         })
+    }
+
+    /// With `kubectl replay`, which kubectl finds in PATH.
+    pub fn with(mut self, product: &Product) -> Self {
+        self.path = format!("{}:{}", product.programs().display(), self.path);
+        self
     }
 
     /// What PATH must be for `kubectl`, `kubectl replay` and `helm` to be found.

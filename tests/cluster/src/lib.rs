@@ -33,6 +33,7 @@ pub mod phase;
 mod pki;
 pub mod place;
 mod postgres;
+pub mod product;
 mod rootfs;
 mod spec;
 mod supervisor;

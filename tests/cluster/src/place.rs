@@ -16,6 +16,7 @@ use crate::install::{Install, NAMESPACE};
 use crate::interrupt;
 use crate::kube::Kube;
 use crate::phase::{note, phase};
+use crate::product::Product;
 
 /// The value of REGISTRY that says: the nodes have the images already.
 const PRESENT: &str = "present";
@@ -42,7 +43,7 @@ pub struct Current {
 
 impl Place {
     /// Starts a cluster with the images imported.
-    pub fn own(images: &[Built], namespaces: &[&str]) -> Result<Self> {
+    pub fn own(product: &Product, images: &[Built], namespaces: &[&str]) -> Result<Self> {
         let archives = images.iter().map(|built| built.archive.clone()).collect();
         let options = Options {
             state: None,
@@ -55,14 +56,19 @@ impl Place {
         })?;
         let install = Install::imported(cluster.database_url()?, namespaces);
         Ok(Self {
-            kube: cluster.kube()?,
+            kube: cluster.kube()?.with(product),
             install,
             own: Some(cluster),
         })
     }
 
     /// Brings the images to where the user's cluster finds them.
-    pub fn current(current: Current, images: &[Built], namespaces: &[&str]) -> Result<Self> {
+    pub fn current(
+        current: Current,
+        product: &Product,
+        images: &[Built],
+        namespaces: &[&str],
+    ) -> Result<Self> {
         let Current {
             kube,
             registry,
@@ -81,7 +87,7 @@ impl Place {
             publish(images, &install)?;
         }
         Ok(Self {
-            kube,
+            kube: kube.with(product),
             install,
             own: None,
         })

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::command::run_logged;
 use crate::phase::{note, phase_with_log};
+use crate::product::Profile;
 
 /// The clone that this program was built in.
 pub fn project() -> PathBuf {
@@ -14,33 +15,34 @@ pub fn project() -> PathBuf {
     project.canonicalize().unwrap_or(project)
 }
 
-/// Builds everything that goes into the images, and `kubectl replay`, in the one profile that tests use too.
-pub fn build(project: &Path) -> Result<()> {
-    build_rust(project)?;
-    build_viewer(project)
-}
+/// Where the executor is compiled for: this machine's own kind, named so that its flags reach no build script.
+pub(crate) const EXECUTOR_TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// `target/debug/*`, and the executor, which alone is static.
-pub fn build_rust(project: &Path) -> Result<()> {
+/// Builds all programs, and the executor, which alone is static.
+pub fn build_rust(project: &Path, profile: Profile) -> Result<()> {
     let log = project.join("target/log/cargo.log");
     let _ = std::fs::remove_file(&log);
+    let release = (profile == Profile::Release).then_some("--release");
     if !project.join("target/debug/replayfork-api-server").exists() {
-        note(
-            "cargo's target folder is each clone's own, so the first build here takes about six minutes",
-        );
+        note("cargo's target folder is each clone's own; the first build takes about six minutes");
     }
     phase_with_log("building the Rust workspace", &log, || {
-        run_logged(cargo(project).args(["build", "--workspace"]), &log)
+        run_logged(
+            cargo(project).args(["build", "--workspace"]).args(release),
+            &log,
+        )
     })?;
     phase_with_log("building the static executor", &log, || {
         let mut executor = cargo(project);
-        executor.args([
-            "build",
-            "--package",
-            "replayfork-executor",
-            "--target",
-            "x86_64-unknown-linux-gnu",
-        ]);
+        executor
+            .args([
+                "build",
+                "--package",
+                "replayfork-executor",
+                "--target",
+                EXECUTOR_TARGET,
+            ])
+            .args(release);
         run_logged(
             executor.env("RUSTFLAGS", "-C target-feature=+crt-static"),
             &log,

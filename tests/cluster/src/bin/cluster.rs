@@ -1,10 +1,10 @@
 //! `cluster`: what the Makefile calls to build the cluster's parts, to run a cluster, and for the demo.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use replayfork_test_cluster::demo::{self, End, Wish};
 use replayfork_test_cluster::images::{self, Image};
 use replayfork_test_cluster::install::{Install, NAMESPACE};
@@ -12,6 +12,7 @@ use replayfork_test_cluster::packages::{self, Purpose};
 use replayfork_test_cluster::parts::Part;
 use replayfork_test_cluster::phase::phase;
 use replayfork_test_cluster::place::Place;
+use replayfork_test_cluster::product::{Product, Profile};
 use replayfork_test_cluster::{Cluster, Options, command, interrupt, traces, workspace};
 
 #[derive(Parser)]
@@ -34,11 +35,15 @@ enum Verb {
         #[arg(long, value_delimiter = ',')]
         only: Vec<Part>,
     },
-    /// Build the Rust workspace, the static executor and the viewer.
-    Build,
+    /// Build the product: Rust workspace, static executor, viewer.
+    Build {
+        /// Optimized, for benches.
+        #[arg(long)]
+        release: bool,
+    },
     /// Install the viewer's npm packages, if they changed.
     ViewerPackages,
-    /// Build the images from what is in target/debug.
+    /// Build the images.
     Images,
     /// Run a cluster until Ctrl-C.
     Up {
@@ -54,12 +59,16 @@ enum Verb {
         /// Further OCI archives to import.
         #[arg(long)]
         image: Vec<PathBuf>,
+        #[command(flatten)]
+        source: Source,
     },
-    /// Import the images of what is now in target/debug into a running cluster, and restart the product there.
+    /// Build, import the images into a running cluster, and restart the product there.
     Reload {
         /// That cluster's folder.
         #[arg(long)]
         state: PathBuf,
+        #[command(flatten)]
+        source: Source,
     },
     /// A shell on a fresh cluster with the chart installed.
     Shell,
@@ -77,6 +86,24 @@ enum Verb {
         #[arg(long, env = "ONCE")]
         once: Option<String>,
     },
+}
+
+/// Which programs go into the images.
+#[derive(Args)]
+struct Source {
+    /// Those that are in target/debug now, without building.
+    #[arg(long)]
+    as_built: bool,
+}
+
+impl Source {
+    fn product(&self, project: &Path) -> Result<Product> {
+        if self.as_built {
+            Product::as_built(project)
+        } else {
+            Product::build(project, Profile::Dev)
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -113,11 +140,19 @@ fn carry_out(verb: Verb) -> Result<()> {
                 .into_iter()
                 .try_for_each(|part| part.build().map(drop))
         }
-        Verb::Build => workspace::build(&project),
+        Verb::Build { release } => Product::build(
+            &project,
+            if release {
+                Profile::Release
+            } else {
+                Profile::Dev
+            },
+        )
+        .map(drop),
         Verb::ViewerPackages => workspace::install_viewer_packages(&project),
         Verb::TestClean => traces::check(&project),
         Verb::Images => {
-            for built in images::build(&project)? {
+            for built in images::build(&project, &Product::build(&project, Profile::Dev)?)? {
                 println!("{} {}", built.image.reference(), built.archive.display());
             }
             Ok(())
@@ -127,10 +162,11 @@ fn carry_out(verb: Verb) -> Result<()> {
             gvisor,
             install,
             image,
-        } => up(state, gvisor, &install, image),
-        Verb::Reload { state } => {
+            source,
+        } => up(state, gvisor, &install, image, source),
+        Verb::Reload { state, source } => {
             let cluster = replayfork_test_cluster::Attached::to(&state)?;
-            for built in images::build(&project)? {
+            for built in images::build(&project, &source.product(&project)?)? {
                 cluster.import_image(&built.archive)?;
             }
             let kube = cluster.kube()?;
@@ -171,11 +207,17 @@ fn up(
     gvisor: bool,
     namespaces: &[String],
     mut images: Vec<PathBuf>,
+    source: Source,
 ) -> Result<()> {
     let project = workspace::project();
-    if !namespaces.is_empty() {
+    let product = if namespaces.is_empty() {
+        None
+    } else {
+        Some(source.product(&project)?)
+    };
+    if let Some(product) = &product {
         images.extend(
-            images::build(&project)?
+            images::build(&project, product)?
                 .into_iter()
                 .map(|built| built.archive),
         );
@@ -187,8 +229,9 @@ fn up(
         images,
     };
     let cluster = phase("starting the cluster", || Cluster::start(options))?;
-    let kube = cluster.kube()?;
-    if !namespaces.is_empty() {
+    let mut kube = cluster.kube()?;
+    if let Some(product) = &product {
+        kube = kube.with(product);
         let namespaces: Vec<_> = namespaces.iter().map(String::as_str).collect();
         let install = Install::imported(cluster.database_url()?, &namespaces);
         phase("installing the chart", || install.run(&kube, &project))?;
@@ -213,9 +256,9 @@ fn shell() -> Result<()> {
     Part::ALL
         .into_iter()
         .try_for_each(|part| part.build().map(drop))?;
-    workspace::build(&project)?;
-    let images = images::build(&project)?;
-    let place = Place::own(&images, &["agents"])?;
+    let product = Product::build(&project, Profile::Dev)?;
+    let images = images::build(&project, &product)?;
+    let place = Place::own(&product, &images, &["agents"])?;
     phase("installing the chart", || {
         place.install.run(&place.kube, &project)
     })?;

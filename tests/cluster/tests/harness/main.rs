@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use replayfork_test_cluster::command::{output, run};
 use replayfork_test_cluster::images::{self, Image};
+use replayfork_test_cluster::product::{Product, Profile};
 use replayfork_test_cluster::traces::Traces;
 use replayfork_test_cluster::{Cluster, Options, interrupt, workspace};
 
@@ -33,11 +34,13 @@ fn main() -> ExitCode {
 /// Runs every check and returns how many failed.
 fn all() -> Result<usize> {
     let before = Traces::take()?;
-    let agent = images::build_one(&workspace::project(), Image::ScriptedAgent)?;
+    let project = workspace::project();
+    let product = Product::build(&project, Profile::Dev)?;
+    let images = images::build(&project, &product)?;
     let options = Options {
         gvisor: true,
         postgres: true,
-        images: vec![agent.archive],
+        images: images.into_iter().map(|built| built.archive).collect(),
         state: None,
     };
     let cluster = Cluster::start(options)?;
