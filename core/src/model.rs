@@ -198,7 +198,8 @@ pub struct Opening {
     pub kind: SpanKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Nanoseconds since the Unix epoch.
+    /// Nanoseconds since the Unix epoch; to a recorder 0 says "now".
+    #[serde(default)]
     pub started: i64,
     /// The step's arguments, as its caller gave them: any JSON.
     #[serde(default, skip_serializing_if = "Value::is_null")]
@@ -290,7 +291,8 @@ impl Output {
 /// The part of a span that is known when it has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Closing {
-    /// Nanoseconds since the Unix epoch.
+    /// Nanoseconds since the Unix epoch; to a recorder 0 says "now".
+    #[serde(default)]
     pub ended: i64,
     pub status: Status,
     #[serde(default = "no_verdict")]

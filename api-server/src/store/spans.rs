@@ -36,6 +36,7 @@ pub fn check(upload: &SpanUpload) -> ApiResult<()> {
             return bad(format!("name: has 1 to {MAX_NAME} characters and no NUL"));
         }
         if opening.started <= 0 {
+            // Only a recorder knows when "now" was.
             return bad(format!("started: {} is no time in nanoseconds since 1970", opening.started));
         }
         if opening.reads.is_some() != opening.writes.is_some() {
@@ -264,10 +265,15 @@ async fn whole(client: &impl GenericClient, found: &Found, rows: &[Row]) -> ApiR
         let id: String = row.get("span_id");
         let state = |edge| states.get(&(id.clone(), edge)).and_then(|s| s.as_ref().ok()).copied();
         let opening = reader.get::<Opening>(client, found.ns, *rid, opening).await?;
+        let opening = opening.ok_or_else(|| ApiError::internal(&format!("span {id:?} has no opening")))?;
+        let mut closing = reader.get::<Closing>(client, found.ns, *rid, closing).await?;
+        if let Some(closing) = &mut closing {
+            closing.output = closing.output.take().map(|o| o.normalised(opening.executor.as_ref()));
+        }
         spans.push(Span {
             ord: row.get("ord"),
-            opening: opening.ok_or_else(|| ApiError::internal(&format!("span {id:?} has no opening")))?,
-            closing: reader.get::<Closing>(client, found.ns, *rid, closing).await?,
+            opening,
+            closing,
             fidelity: Fidelity::from_code(row.get("fidelity")).unwrap_or(Fidelity::Recorded),
             snapshot_before: state(Edge::Before),
             snapshot_after: state(Edge::After),

@@ -1,0 +1,5 @@
+//! Prints the CustomResourceDefinition.
+
+fn main() {
+    print!("{}", replayfork_crds::crd_yaml());
+}

@@ -1,0 +1,1 @@
+"""Logging users in, over a pool of connections."""
