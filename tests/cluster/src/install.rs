@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::command::feed;
 use crate::images::{Image, REGISTRY, TAG};
+use crate::interrupt;
 use crate::kube::Kube;
 
 /// The release's namespace, which is where clients look for the api-server by default.
@@ -85,14 +86,13 @@ impl Install {
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             helm.env(variable, home.path());
         }
-        feed(&mut helm, &values.to_string())
-            .map(drop)
-            .map_err(|error| match troubles(kube) {
-                Ok(troubles) => error.context(format!(
-                    "the chart did not become ready; its pods:\n{troubles}"
-                )),
-                Err(_) => error,
-            })
+        let installed = feed(&mut helm, &values.to_string()).map(drop);
+        installed.map_err(|error| match troubles(kube) {
+            Ok(troubles) if !interrupt::asked() => error.context(format!(
+                "the chart did not become ready; its pods:\n{troubles}"
+            )),
+            _ => error,
+        })
     }
 }
 

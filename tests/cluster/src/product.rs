@@ -9,6 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cache::{self, Inputs};
 use crate::command::{output, run};
+use crate::interrupt;
+use crate::phase::note;
 use crate::workspace;
 
 /// How many versions of each are kept; a developer makes a new one with every change.
@@ -71,15 +73,22 @@ pub struct Product {
 impl Product {
     /// Builds what no clone has built from the same sources before.
     pub fn build(project: &Path, profile: Profile) -> Result<Self> {
-        let digest = source_digest(project, profile)?;
-        let programs = cache::entry("programs", profile.folder(), &digest, |folder| {
-            workspace::build_rust(project, profile)?;
-            ensure!(
-                source_digest(project, profile)? == digest,
-                "the sources changed while they were being built; run it again"
-            );
-            collect(project, profile, folder)
-        })?;
+        let programs = loop {
+            interrupt::check()?;
+            let digest = source_digest(project, profile)?;
+            let mut same = true;
+            let made = cache::entry("programs", profile.folder(), &digest, |folder| {
+                workspace::build_rust(project, profile)?;
+                same = source_digest(project, profile)? == digest;
+                ensure!(same, "the sources changed while they were being built");
+                collect(project, profile, folder)
+            });
+            // By an editor, or by cargo itself, which brings Cargo.lock up to date.
+            if same {
+                break made?;
+            }
+            note("the sources changed while they were being built, so they are built again");
+        };
         cache::prune("programs", profile.folder(), KEPT)?;
         Ok(Self {
             programs,
