@@ -1,1 +1,137 @@
-fn main() {}
+//! `kubectl replay`: runs, plans, diffs and the viewer, with whatever the user's kubeconfig has.
+
+mod connection;
+mod diff;
+mod plan;
+mod show;
+mod text;
+mod ui;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::connection::Connection;
+
+#[derive(Parser)]
+#[command(name = "kubectl-replay", bin_name = "kubectl replay", version, about = "Recorded agent runs: look, fork, compare")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Which cluster, which namespace, which installation.
+#[derive(Args, Clone, Debug)]
+struct Target {
+    /// Namespace of the runs. Default: the kubeconfig context's.
+    #[arg(short, long, global = true)]
+    namespace: Option<String>,
+    /// Context of the kubeconfig.
+    #[arg(long, global = true)]
+    context: Option<String>,
+    /// The api-server's Service, as NAMESPACE/SERVICE.
+    #[arg(long, global = true, env = "REPLAYFORK_API", default_value = "replayfork-system/replayfork-api")]
+    api: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Table,
+    Wide,
+    Json,
+    Yaml,
+}
+
+#[derive(Args, Clone, Debug)]
+struct Format {
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List runs, newest first.
+    Runs {
+        /// Only runs of this agent.
+        #[arg(long)]
+        agent: Option<String>,
+        /// Only runs with this in their name.
+        #[arg(long)]
+        search: Option<String>,
+        #[arg(long, default_value_t = 50)]
+        limit: i64,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Show a run and its spans, or one span whole.
+    Show {
+        run: String,
+        span: Option<String>,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Plan a fork without creating anything.
+    Plan {
+        /// A file with a ReplayFork, or - for standard input.
+        #[arg(short, long)]
+        filename: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Compare two runs, or a fork with its source.
+    Diff {
+        /// A run, or a ReplayFork.
+        a: String,
+        b: Option<String>,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Open the viewer: serves it on loopback with your credentials.
+    Ui {
+        /// Port on loopback; 0: any.
+        #[arg(long, default_value_t = 0)]
+        port: u16,
+    },
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+        return ExitCode::FAILURE;
+    }
+    match run(cli).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli) -> anyhow::Result<()> {
+    // A manifest may say the namespace itself.
+    let manifest = match &cli.command {
+        Command::Plan { filename, .. } => Some(plan::read(filename)?),
+        _ => None,
+    };
+    let mut target = cli.target;
+    if target.namespace.is_none() {
+        target.namespace = manifest.as_ref().and_then(|m| m.namespace.clone());
+    }
+    let connection = Connection::open(&target).await?;
+    match cli.command {
+        Command::Runs { agent, search, limit, format } => show::runs(&connection, agent, search, limit, format.output).await,
+        Command::Show { run, span: None, format } => show::run(&connection, &run, format.output).await,
+        Command::Show { run, span: Some(span), format } => show::span(&connection, &run, &span, format.output).await,
+        Command::Plan { format, .. } => match manifest {
+            Some(manifest) => plan::plan(&connection, &manifest, format.output).await,
+            None => Ok(()),
+        },
+        Command::Diff { a, b, format } => diff::diff(&connection, &a, b.as_deref(), format.output).await,
+        Command::Ui { port } => ui::serve(connection, port).await,
+    }
+}

@@ -1,0 +1,129 @@
+//! The way to the api-server: through the Kubernetes API's `services/proxy`, with the user's own kubeconfig.
+
+use anyhow::{Context, bail};
+use http::{Method, Request, Response};
+use http_body_util::BodyExt;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::api::{Api, PostParams};
+use kube::client::Body;
+use kube::config::KubeConfigOptions;
+use kube::{Client, Config};
+use replayfork_client::{API_AUDIENCE, Problem, TOKEN_HEADER};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Target;
+
+/// ServiceAccount that the chart makes for people whose kubeconfig has no token.
+const USER_ACCOUNT: &str = "replayfork-user";
+const TOKEN_SECONDS: i64 = 600;
+
+#[derive(Clone)]
+pub struct Connection {
+    pub client: Client,
+    pub namespace: String,
+    service: String,
+    /// Of the kubeconfig; without one, one is asked for.
+    token: Option<String>,
+}
+
+impl Connection {
+    /// # Errors
+    /// The kubeconfig can't be used.
+    pub async fn open(target: &Target) -> anyhow::Result<Self> {
+        let options = KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
+        let config = Config::from_kubeconfig(&options).await.context("the kubeconfig can't be used")?;
+        let Some((api_namespace, api_service)) = target.api.split_once('/') else {
+            bail!("--api: {:?} is not NAMESPACE/SERVICE", target.api);
+        };
+        let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let token = bearer(&config)?;
+        let service = format!("/api/v1/namespaces/{api_namespace}/services/http:{api_service}:3210/proxy");
+        Ok(Self { client: Client::try_from(config)?, namespace, service, token })
+    }
+
+    /// A token for the api-server: the kubeconfig's own, or one of the namespace's `replayfork-user`, for ten minutes.
+    ///
+    /// # Errors
+    /// The kubeconfig has none, and none may be asked for.
+    pub async fn token(&self) -> anyhow::Result<String> {
+        if let Some(token) = &self.token {
+            return Ok(token.clone());
+        }
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
+        let spec = TokenRequestSpec { audiences: vec![API_AUDIENCE.into()], expiration_seconds: Some(TOKEN_SECONDS), bound_object_ref: None };
+        let request = TokenRequest { spec, ..TokenRequest::default() };
+        let answer: TokenRequest = accounts.create_subresource("token", USER_ACCOUNT, &PostParams::default(), &request).await.with_context(|| {
+            format!(
+                "your kubeconfig has no token, and none could be had for the ServiceAccount {USER_ACCOUNT} of namespace {:?}; add {:?} to the chart's value `namespaces`, or ask for `create` on serviceaccounts/token there",
+                self.namespace, self.namespace
+            )
+        })?;
+        Ok(answer.status.context("the cluster gave no token")?.token)
+    }
+
+    /// Sends a request on; `path` begins with `/`.
+    ///
+    /// # Errors
+    /// The cluster can't be reached.
+    pub async fn send(&self, method: Method, path: &str, body: Vec<u8>, content_type: Option<&str>, token: &str) -> anyhow::Result<Response<Body>> {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.service)).header(TOKEN_HEADER, token);
+        if let Some(content_type) = content_type {
+            request = request.header("content-type", content_type);
+        }
+        self.client.send(request.body(Body::from(body))?).await.context("the cluster can't be reached")
+    }
+
+    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<T> {
+        let token = self.token().await?;
+        let response = self.send(method, path, body, Some("application/json"), &token).await?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await.context("the answer broke off")?.to_bytes();
+        if status.is_success() {
+            return serde_json::from_slice(&bytes).context("the api-server's answer can't be read: is it of another version?");
+        }
+        if let Ok(problem) = serde_json::from_slice::<Problem>(&bytes) {
+            bail!("{}", problem.detail);
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let message = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v["message"].as_str().map(str::to_owned));
+        bail!("the api-server can't be reached through the cluster ({status}): {}; say where it is with --api NAMESPACE/SERVICE", message.unwrap_or_else(|| text.trim().to_owned()))
+    }
+
+    /// # Errors
+    /// What the api-server says.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.ask(Method::GET, path, Vec::new()).await
+    }
+
+    /// # Errors
+    /// What the api-server says.
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
+        self.ask(Method::POST, path, serde_json::to_vec(body)?).await
+    }
+
+    /// `?namespace=NAME`
+    pub fn query(&self) -> String {
+        format!("?namespace={}", encode(&self.namespace))
+    }
+}
+
+/// The bearer token of a kubeconfig, if it has one.
+fn bearer(config: &Config) -> anyhow::Result<Option<String>> {
+    let auth = serde_json::to_value(&config.auth_info)?;
+    if let Some(token) = auth["token"].as_str() {
+        return Ok(Some(token.to_owned()));
+    }
+    match auth["tokenFile"].as_str() {
+        Some(file) => Ok(Some(std::fs::read_to_string(file).with_context(|| format!("the token file {file}"))?.trim().to_owned())),
+        None => Ok(None),
+    }
+}
+
+/// Percent-encodes a part of a path or query.
+pub fn encode(text: &str) -> String {
+    text.bytes()
+        .map(|b| if b.is_ascii_alphanumeric() || b"-_.~".contains(&b) { (b as char).to_string() } else { format!("%{b:02X}") })
+        .collect()
+}

@@ -1,0 +1,148 @@
+//! `runs` and `show`.
+
+use replayfork_client::read::{Run, RunKind, RunPage, SpanDetail, SpanPage, SpanSummary};
+use serde_json::json;
+
+use crate::Output;
+use crate::connection::{Connection, encode};
+use crate::text::{age, cost, duration, fidelity, number, status, structured, table};
+
+fn outcome(run: &Run) -> String {
+    match run.outcome {
+        Some(outcome) => status(outcome),
+        None => format!("{:?}", run.state),
+    }
+}
+
+/// # Errors
+/// What the api-server says.
+pub async fn runs(connection: &Connection, agent: Option<String>, search: Option<String>, limit: i64, output: Output) -> anyhow::Result<()> {
+    let mut runs = Vec::new();
+    let mut before: Option<String> = None;
+    while (runs.len() as i64) < limit {
+        let mut path = format!("/api/v1/runs{}&limit={}", connection.query(), (limit - runs.len() as i64).clamp(1, 500));
+        for (name, value) in [("agent", &agent), ("q", &search), ("before", &before)] {
+            if let Some(value) = value {
+                path.push_str(&format!("&{name}={}", encode(value)));
+            }
+        }
+        let page: RunPage = connection.get(&path).await?;
+        runs.extend(page.runs);
+        match page.next {
+            Some(next) => before = Some(next),
+            None => break,
+        }
+    }
+    if structured(output, &json!({"runs": runs}))? {
+        return Ok(());
+    }
+    if runs.is_empty() {
+        println!("No runs in namespace {:?}. Record one: examples/scripted-agent/pod.yaml shows an agent with the recorder beside it.", connection.namespace);
+        return Ok(());
+    }
+    let mut header = vec!["NAME", "STATUS", "AGENT", "STEPS", "DURATION", "TOKENS", "COST", "FORKED FROM", "FORKS", "AGE"];
+    let wide = output == Output::Wide;
+    if wide {
+        header.extend(["ID", "MODEL", "STATE"]);
+    }
+    let rows: Vec<Vec<String>> = runs
+        .iter()
+        .map(|run| {
+            let from = run.forked_from.as_ref().map_or_else(|| "–".into(), |f| format!("{} at {}", f.run_name, f.span_name));
+            let length = run.ended.map(|e| e - run.started);
+            let mut row = vec![
+                run.name.clone(), outcome(run), run.agent.clone(), number(Some(run.spans)), duration(length), number(run.tokens),
+                cost(run.cost_usd), from, number(Some(run.forks)), age(run.started),
+            ];
+            if wide {
+                row.extend([run.id.to_string(), run.model.clone().unwrap_or_else(|| "–".into()), format!("{:?}", run.state)]);
+            }
+            row
+        })
+        .collect();
+    table(&header, &rows);
+    Ok(())
+}
+
+/// All summaries of a run, page by page.
+///
+/// # Errors
+/// What the api-server says.
+pub async fn all_spans(connection: &Connection, run: &str) -> anyhow::Result<Vec<SpanSummary>> {
+    let mut spans = Vec::new();
+    let mut after: Option<String> = None;
+    loop {
+        let mut path = format!("/api/v1/runs/{}/spans{}", encode(run), connection.query());
+        if let Some(after) = &after {
+            path.push_str(&format!("&after={}", encode(after)));
+        }
+        let page: SpanPage = connection.get(&path).await?;
+        spans.extend(page.spans);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(spans),
+        }
+    }
+}
+
+/// # Errors
+/// What the api-server says.
+pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::Result<()> {
+    let found: Run = connection.get(&format!("/api/v1/runs/{}{}", encode(run), connection.query())).await?;
+    let spans = all_spans(connection, run).await?;
+    if structured(output, &json!({"run": found, "spans": spans}))? {
+        return Ok(());
+    }
+    let length = duration(found.ended.map(|e| e - found.started));
+    println!("{}  {}  agent {}  {} tokens  {}  {length}", found.name, outcome(&found), found.agent, number(found.tokens), cost(found.cost_usd));
+    if let Some(from) = &found.forked_from {
+        println!("forked from {} at {} (step {})", from.run_name, from.span_name, from.step);
+    }
+    println!();
+    let fork = found.kind == RunKind::Fork;
+    let mut header = vec!["STEP", "SPAN", "KIND", "STATUS", "VERDICT", "DURATION"];
+    if fork {
+        header.extend(["IN THE FORK", "BLOCKED"]);
+    }
+    if output == Output::Wide {
+        header.extend(["ID", "SNAPSHOTS", "TOKENS"]);
+    }
+    let rows: Vec<Vec<String>> = spans
+        .iter()
+        .enumerate()
+        .map(|(i, span)| {
+            let indent = if span.parent.is_some() { "  " } else { "" };
+            let mut row = vec![
+                (i + 1).to_string(), format!("{indent}{}", span.name), span.kind.to_string(), status(span.status), span.verdict.to_string(),
+                duration(span.ended.map(|e| e - span.started).filter(|_| span.blocked.is_none())),
+            ];
+            if fork {
+                let reason = span.blocked.as_ref().map_or_else(String::new, |b| b.reason.to_string());
+                row.extend([fidelity(span.fidelity).to_owned(), reason]);
+            }
+            if output == Output::Wide {
+                let states = match (span.snapshot_before, span.snapshot_after) {
+                    (true, true) => "both",
+                    (true, false) => "before",
+                    (false, true) => "after",
+                    (false, false) => "none",
+                };
+                row.extend([span.id.clone(), states.to_owned(), number(span.input_tokens.zip(span.output_tokens).map(|(i, o)| i + o))]);
+            }
+            row
+        })
+        .collect();
+    table(&header, &rows);
+    Ok(())
+}
+
+/// # Errors
+/// What the api-server says.
+pub async fn span(connection: &Connection, run: &str, span: &str, output: Output) -> anyhow::Result<()> {
+    let detail: SpanDetail = connection.get(&format!("/api/v1/runs/{}/spans/{}{}", encode(run), encode(span), connection.query())).await?;
+    // A span whole is structure, in a terminal too.
+    if !structured(output, &detail)? {
+        structured(Output::Yaml, &detail)?;
+    }
+    Ok(())
+}

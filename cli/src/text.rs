@@ -1,0 +1,124 @@
+//! How things are said in a terminal.
+
+use std::io::IsTerminal;
+
+use replayfork_core::model::{Fidelity, Status};
+use serde::Serialize;
+
+use crate::Output;
+
+/// Prints a value as JSON or YAML; `false` where a table is wanted.
+///
+/// # Errors
+/// Standard output is closed.
+pub fn structured(output: Output, value: &impl Serialize) -> anyhow::Result<bool> {
+    match output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(value)?),
+        Output::Yaml => print!("{}", serde_yaml_ng::to_string(value)?),
+        Output::Table | Output::Wide => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// A table with aligned columns, two blanks apart, like kubectl's.
+pub fn table(header: &[&str], rows: &[Vec<String>]) {
+    let mut widths: Vec<usize> = header.iter().map(|h| h.len()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: Vec<&str>| {
+        let mut out = String::new();
+        for (i, cell) in cells.iter().enumerate() {
+            out.push_str(cell);
+            if i + 1 < cells.len() {
+                out.push_str(&" ".repeat(widths[i] - cell.chars().count() + 3));
+            }
+        }
+        println!("{}", out.trim_end());
+    };
+    line(header.to_vec());
+    for row in rows {
+        line(row.iter().map(String::as_str).collect());
+    }
+}
+
+/// A duration as people say it: `340 ms`, `1.2 s`, `3 m 04 s`, `2 h 05 m`.
+pub fn duration(nanoseconds: Option<i64>) -> String {
+    let Some(ns) = nanoseconds else { return "–".into() };
+    let (ms, s) = (ns / 1_000_000, ns / 1_000_000_000);
+    match s {
+        _ if ms < 1000 => format!("{ms} ms"),
+        0..60 => format!("{:.1} s", ns as f64 / 1e9),
+        60..3600 => format!("{} m {:02} s", s / 60, s % 60),
+        _ => format!("{} h {:02} m", s / 3600, s / 60 % 60),
+    }
+}
+
+/// A number with its digits grouped; "–" where it is not known.
+pub fn number(n: Option<i64>) -> String {
+    let Some(n) = n else { return "–".into() };
+    let digits = n.unsigned_abs().to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(' ');
+        }
+        out.push(digit);
+    }
+    if n < 0 { format!("-{out}") } else { out }
+}
+
+pub fn cost(usd: Option<f64>) -> String {
+    usd.map_or_else(|| "–".into(), |c| format!("${c:.4}"))
+}
+
+/// How long ago a time in nanoseconds was, as kubectl says ages.
+pub fn age(then: i64) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
+    match now - then / 1_000_000_000 {
+        s @ ..120 => format!("{}s", s.max(0)),
+        s @ 120..7200 => format!("{}m", s / 60),
+        s @ 7200..172_800 => format!("{}h", s / 3600),
+        s => format!("{}d", s / 86_400),
+    }
+}
+
+pub fn status(status: Status) -> String {
+    let sign = match status {
+        Status::Completed => "✓",
+        Status::Failed => "✗",
+        Status::Running => "…",
+        Status::Blocked => "⊘",
+        Status::Skipped => "–",
+        Status::Canceled => "◼",
+    };
+    format!("{sign} {status}")
+}
+
+/// What became of a span in a fork; nothing for a run as recorded.
+pub fn fidelity(fidelity: Fidelity) -> &'static str {
+    match fidelity {
+        Fidelity::Recorded => "",
+        other => other.as_str(),
+    }
+}
+
+/// A unified diff, coloured where the terminal can; headers and hunks stay as they are.
+pub fn diff(text: &str, indent: &str) {
+    let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    for line in text.lines() {
+        let colour = match line.as_bytes().first() {
+            Some(b'+') => "\x1b[32m",
+            Some(b'-') => "\x1b[31m",
+            Some(b'@') => "\x1b[36m",
+            _ => "",
+        };
+        if colours && !colour.is_empty() {
+            println!("{indent}{colour}{line}\x1b[0m");
+        } else {
+            println!("{indent}{line}");
+        }
+    }
+}
