@@ -135,7 +135,7 @@ impl Demo<'_> {
                 "kubectl apply -f examples/forks/{FORK}.yaml; kubectl wait --for=condition=Finished"
             ),
             || {
-                self.place.kube.apply(&fork)?;
+                self.place.kube.apply_in(AGENTS, &fork)?;
                 self.finished(&name)
             },
         )?;
@@ -156,7 +156,8 @@ impl Demo<'_> {
             "--ignore-not-found",
             "--wait",
         ]))?;
-        kube.apply(
+        kube.apply_in(
+            AGENTS,
             &self
                 .place
                 .localized(&self.project.join("examples/scripted-agent/pod.yaml"))?,

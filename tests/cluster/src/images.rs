@@ -197,6 +197,7 @@ fn build_stale(project: &Path, product: &Product, stale: &[(Image, String)]) -> 
             image.lay_out(project, product, context.path())?;
             let arguments = [
                 format!("BASE={base}"),
+                format!("CERTIFICATES={base}"),
                 "BIN=bin".to_owned(),
                 "EXECUTOR=bin".to_owned(),
             ];

@@ -84,6 +84,14 @@ impl Kube {
         feed(&mut self.kubectl(["apply", "-f", "-"]), manifests)
     }
 
+    /// Applies manifests that name no namespace of their own.
+    pub fn apply_in(&self, namespace: &str, manifests: &str) -> Result<String> {
+        feed(
+            &mut self.kubectl(["apply", "-n", namespace, "-f", "-"]),
+            manifests,
+        )
+    }
+
     /// Makes a namespace that enforces the Pod Security Standard `restricted`, or leaves it as it is if it exists.
     pub fn restricted_namespace(&self, name: &str) -> Result<()> {
         if output(&mut self.kubectl([

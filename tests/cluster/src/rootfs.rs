@@ -10,6 +10,9 @@ use crate::cache::{self, Inputs};
 use crate::command::run_logged;
 use crate::phase::phase_with_log;
 
+/// Changes when the way they are made changes.
+const RECIPE: &str = "2";
+
 /// What an image is built on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Rootfs {
@@ -53,6 +56,7 @@ impl Rootfs {
 
     pub fn add_to(self, inputs: &mut Inputs) -> Result<()> {
         inputs
+            .add("recipe", RECIPE)
             .add("codename", codename()?)
             .add("packages", self.packages());
         for command in self.finish() {
@@ -89,7 +93,7 @@ impl Rootfs {
             &format!("--include={}", self.packages()),
         ]);
         for command in self.finish() {
-            mmdebstrap.arg(format!("--customize-hook={command}"));
+            mmdebstrap.arg(format!("--extract-hook={command}"));
         }
         mmdebstrap
             .arg(codename()?)
