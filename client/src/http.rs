@@ -1,6 +1,6 @@
 //! The HTTP client.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use reqwest::{Method, StatusCode};
@@ -37,6 +37,8 @@ pub enum ClientError {
     Transport { url: String, source: reqwest::Error },
     #[error("the token file {} can't be read: {source}", path.display())]
     Token { path: PathBuf, source: std::io::Error },
+    #[error("the CA file {} can't be used: {detail}", path.display())]
+    CaFile { path: PathBuf, detail: String },
     #[error("the api-server's answer to {url} can't be read: {detail}")]
     Answer { url: String, detail: String },
 }
@@ -61,7 +63,7 @@ impl ClientError {
         match self {
             ClientError::Problem(p) => p.status >= 500 || p.status == 425 || p.status == 429 || p.status == 408,
             ClientError::Transport { .. } | ClientError::Token { .. } => true,
-            ClientError::Answer { .. } => false,
+            ClientError::Answer { .. } | ClientError::CaFile { .. } => false,
         }
     }
 }
@@ -75,13 +77,28 @@ pub struct ApiClient {
 }
 
 impl ApiClient {
-    /// `base` is the server's URL without a path, e.g. `http://replayfork-api.replayfork-system.svc:3210`.
+    /// `base` is the server's URL without a path, e.g. `http://replayfork-api.replayfork-system.svc:3210`. For `https` the
+    /// authorities are those of `ca_file` (PEM) alone, or without one the system's.
     ///
     /// # Errors
-    /// TLS can't be set up.
-    pub fn new(base: &str, token: Token) -> Result<Self, ClientError> {
+    /// TLS can't be set up, or the CA file can't be used.
+    pub fn new(base: &str, token: Token, ca_file: Option<&Path>) -> Result<Self, ClientError> {
         let base = base.trim_end_matches('/').to_owned();
-        let http = reqwest::Client::builder()
+        let authorities = match ca_file {
+            Some(path) => {
+                let error = |detail: String| ClientError::CaFile { path: path.to_owned(), detail };
+                let pem = std::fs::read(path).map_err(|e| error(e.to_string()))?;
+                Some(reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| error(e.to_string()))?)
+            }
+            // Without TLS no authorities are needed, and a small image has none.
+            None if !base.starts_with("https://") => Some(Vec::new()),
+            None => None,
+        };
+        let builder = match authorities {
+            Some(authorities) => reqwest::Client::builder().tls_certs_only(authorities),
+            None => reqwest::Client::builder(),
+        };
+        let http = builder
             .connect_timeout(Duration::from_secs(5))
             .timeout(Duration::from_secs(300))
             .tcp_nodelay(true)

@@ -101,7 +101,10 @@ def git(*arguments):
 
 
 def make_repository():
-    shutil.copytree(PROJECT, WORKSPACE, dirs_exist_ok=True)
+    # The folder itself is the volume's, and not the agent's to change.
+    for entry in PROJECT.iterdir():
+        copy = shutil.copytree if entry.is_dir() else shutil.copy
+        copy(entry, WORKSPACE / entry.name)
     if not (WORKSPACE / ".git").exists():
         git("init")
         git("add", ".")

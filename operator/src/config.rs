@@ -19,6 +19,9 @@ pub struct Config {
     /// The api-server, by the DNS name of its Service.
     #[arg(long, env = "REPLAYFORK_API_URL")]
     pub api_url: String,
+    /// Authorities (PEM) for an api-server behind TLS.
+    #[arg(long, env = "REPLAYFORK_API_CA_FILE")]
+    pub api_ca_file: Option<PathBuf>,
     /// Namespace of the api-server: the only place that sandboxes may reach.
     #[arg(long, env = "REPLAYFORK_API_NAMESPACE")]
     pub api_namespace: String,

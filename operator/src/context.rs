@@ -19,7 +19,7 @@ pub struct Context {
 
 impl Context {
     pub fn new(client: Client, config: Config, metrics: Arc<Metrics>) -> Result<Self, ClientError> {
-        let api = ApiClient::new(&config.api_url, Token::File(config.token_file.clone()))?;
+        let api = ApiClient::new(&config.api_url, Token::File(config.token_file.clone()), config.api_ca_file.as_deref())?;
         let reporter = Reporter { controller: "replayfork-operator".into(), instance: Some(config.pod_name.clone()) };
         Ok(Self { events: Recorder::new(client.clone(), reporter), client, api, config, metrics })
     }

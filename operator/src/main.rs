@@ -48,7 +48,7 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(500);
 async fn main() -> anyhow::Result<()> {
     let config = Config::parse();
     let filter = EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter);
+    let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter);
     match config.log_format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().init(),

@@ -40,6 +40,9 @@ struct Config {
     listen: SocketAddr,
     #[arg(long, env = "REPLAYFORK_API_URL", default_value = "http://replayfork-api.replayfork-system.svc:3210")]
     api_url: String,
+    /// Authorities (PEM) for an api-server behind TLS.
+    #[arg(long, env = "REPLAYFORK_API_CA_FILE")]
+    api_ca_file: Option<PathBuf>,
     #[arg(long, env = "REPLAYFORK_TOKEN_FILE")]
     token_file: Option<PathBuf>,
     /// Where what was taken waits to be sent.
@@ -73,7 +76,7 @@ fn main() -> anyhow::Result<()> {
     match config.command {
         Some(Command::Health) => runtime.block_on(health(config.listen)),
         None => {
-            tracing_subscriber::fmt().with_env_filter(EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?).init();
+            tracing_subscriber::fmt().with_ansi(false).with_env_filter(EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?).init();
             rustls::crypto::aws_lc_rs::default_provider().install_default().map_err(|_| anyhow::anyhow!("another TLS provider is installed"))?;
             runtime.block_on(run(config))
         }
@@ -106,7 +109,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         None => None,
     };
     let token = config.token_file.clone().map_or(Token::None, Token::File);
-    let uploader = upload::Uploader::new(ApiClient::new(&config.api_url, token)?, spool.clone());
+    let uploader = upload::Uploader::new(ApiClient::new(&config.api_url, token, config.api_ca_file.as_deref())?, spool.clone());
     let sending = tokio::spawn(uploader.clone().run());
     let recorder = Arc::new(collector::Recorder::new(spool.clone(), workspace, uploader.clone(), environment));
     tracing::info!(listen = %config.listen, api = config.api_url, workspace = ?config.workspace, "recording");

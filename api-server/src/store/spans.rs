@@ -108,8 +108,8 @@ pub async fn upsert(client: &impl GenericClient, ns: i32, rid: i64, rev: i64, se
     client
         .execute(
             "UPDATE runs SET segments = $2, spans = spans + $3,
-               tokens = CASE WHEN $4 > 0 THEN coalesce(tokens, 0) + $4 ELSE tokens END,
-               cost_usd = CASE WHEN $5 > 0 THEN coalesce(cost_usd, 0) + $5 ELSE cost_usd END
+               tokens = CASE WHEN $4::bigint > 0 THEN coalesce(tokens, 0) + $4 ELSE tokens END,
+               cost_usd = CASE WHEN $5::float8 > 0 THEN coalesce(cost_usd, 0) + $5 ELSE cost_usd END
              WHERE rid = $1",
             &[&rid, &next, &new_spans, &tokens, &cost],
         )

@@ -1,7 +1,7 @@
 //! The api-server, as one fork's courier sees it. What must not get lost is said until it is acknowledged.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use replayfork_client::fork::{BeginSpan, Bundle, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ReusedSnapshots, Wait};
@@ -35,8 +35,8 @@ async fn until_answered<T, F: Future<Output = Result<T, ClientError>>>(what: &st
 }
 
 impl Api {
-    pub fn new(url: &str, token_file: PathBuf, fork: Uuid) -> Result<Self, ClientError> {
-        Ok(Self { client: ApiClient::new(url, Token::File(token_file))?, base: format!("/sandbox/v1/forks/{fork}") })
+    pub fn new(url: &str, token_file: PathBuf, ca_file: Option<&Path>, fork: Uuid) -> Result<Self, ClientError> {
+        Ok(Self { client: ApiClient::new(url, Token::File(token_file), ca_file)?, base: format!("/sandbox/v1/forks/{fork}") })
     }
 
     fn path(&self, rest: &str) -> String {

@@ -90,7 +90,7 @@ fn main() -> ExitCode {
             }
         },
         Command::Run(run) => {
-            tracing_subscriber::fmt().with_env_filter(run.log.clone()).init();
+            tracing_subscriber::fmt().with_ansi(false).with_env_filter(run.log.clone()).init();
             if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
                 return ExitCode::FAILURE;
             }
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
 }
 
 async fn carry_out(args: Run) -> anyhow::Result<()> {
-    let api = Api::new(&args.api_url, args.token_file.clone(), args.fork)?;
+    let api = Api::new(&args.api_url, args.token_file.clone(), None, args.fork)?;
     api.claim().await.context("the fork can't be claimed")?;
     let (stop, stopped) = watch::channel(None);
     let terminating = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
