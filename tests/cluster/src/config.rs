@@ -28,7 +28,7 @@ pub(crate) fn write(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-fn values(spec: &Spec) -> Vec<(&'static str, String)> {
+pub(crate) fn values(spec: &Spec) -> Vec<(&'static str, String)> {
     let addresses = spec.addresses();
     let runsc = spec
         .parts
@@ -37,6 +37,7 @@ fn values(spec: &Spec) -> Vec<(&'static str, String)> {
         .unwrap_or("/nonexistent".as_ref());
     vec![
         ("NODE_IP", addresses.node_ip()),
+        ("API_SERVICE_IP", addresses.api_service_ip()),
         ("DNS_IP", addresses.dns_ip()),
         ("POD_CIDR", addresses.pod_cidr()),
         ("POD_FIRST", addresses.pod_first()),
@@ -51,7 +52,7 @@ fn values(spec: &Spec) -> Vec<(&'static str, String)> {
 }
 
 /// Replaces each `${NAME}`; an unknown name is an error.
-fn fill(template: &str, values: &[(&str, String)]) -> Result<String> {
+pub(crate) fn fill(template: &str, values: &[(&str, String)]) -> Result<String> {
     let text = values
         .iter()
         .fold(template.to_owned(), |text, (name, value)| {

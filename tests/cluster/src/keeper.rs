@@ -68,7 +68,7 @@ async fn keep(state: &Path) -> Result<()> {
 /// Starts the namespaces, connects them and waits for the end.
 async fn run_inside(spec: &Spec, stop: &mut Stop) -> Result<()> {
     let addresses = spec.addresses();
-    pki::write(&spec.pki(), addresses)?;
+    pki::write(spec)?;
     cgroups::make(&addresses.cgroup())?;
     // The mount namespace is private, so that nothing mounted inside is seen, or left, outside.
     let mut inside = Command::new("unshare")

@@ -10,7 +10,7 @@ use crate::command::{output, run_logged};
 use crate::phase::{note, phase_with_log};
 
 /// What the cluster and its images need.
-const CLUSTER: [&str; 13] = [
+const CLUSTER: [&str; 14] = [
     "binutils",
     "buildah",
     "conntrack",
@@ -21,6 +21,7 @@ const CLUSTER: [&str; 13] = [
     "libc6-dev",
     "mmdebstrap",
     "nftables",
+    "openssl",
     "postgresql",
     "runc",
     "util-linux",

@@ -3,158 +3,102 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::Result;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PublicKeyData,
-};
 
-use crate::addresses::Addresses;
+use crate::command::run;
+use crate::config;
+use crate::spec::Spec;
 
 /// The name of the only node.
 pub const NODE: &str = "node1";
 
-/// What a certificate is for.
-enum Usage {
-    Server(Vec<String>),
-    Client,
-}
+/// Makes the authority, all certificates and all kubeconfigs.
+pub(crate) fn write(spec: &Spec) -> Result<()> {
+    let folder = spec.pki();
+    fs::create_dir_all(&folder)?;
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
+    let settings = config::fill(include_str!("../config/openssl.cnf"), &config::values(spec))?;
+    fs::write(folder.join("openssl.cnf"), settings)?;
 
-/// Writes the authority, all certificates and all kubeconfigs into `folder`.
-pub(crate) fn write(folder: &Path, addresses: Addresses) -> Result<()> {
-    fs::create_dir_all(folder)?;
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
-
-    let mut params = CertificateParams::default();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "replayfork-test-cluster");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![
-        KeyUsagePurpose::KeyCertSign,
-        KeyUsagePurpose::CrlSign,
-        KeyUsagePurpose::DigitalSignature,
-    ];
-    let key = KeyPair::generate()?;
-    let ca = pem("CERTIFICATE", params.self_signed(&key)?.der());
-    fs::write(folder.join("ca.crt"), &ca)?;
-    let issuer = Issuer::new(params, key);
-
-    let names = [
-        "localhost",
-        "kubernetes",
-        "kubernetes.default",
-        "kubernetes.default.svc",
-        "127.0.0.1",
-    ];
-    let mut names: Vec<String> = names.map(String::from).into();
-    names.extend([addresses.node_ip(), addresses.api_service_ip()]);
-    sign(
-        folder,
-        &issuer,
-        "apiserver",
-        None,
-        "kube-apiserver",
-        Usage::Server(names),
-    )?;
-    sign(
-        folder,
-        &issuer,
-        "apikubelet",
-        Some("system:masters"),
-        "apiserver-kubelet-client",
-        Usage::Client,
-    )?;
-    sign(
-        folder,
-        &issuer,
-        "front",
-        None,
-        "front-proxy-client",
-        Usage::Client,
-    )?;
-
-    let node = format!("system:node:{NODE}");
-    let users = [
-        ("admin", Some("system:masters"), "admin"),
-        ("kcm", None, "system:kube-controller-manager"),
-        ("sched", None, "system:kube-scheduler"),
-        ("proxy", None, "system:kube-proxy"),
-        ("kubelet", Some("system:nodes"), node.as_str()),
-    ];
-    for (file, group, user) in users {
-        let (certificate, key) = sign(folder, &issuer, file, group, user, Usage::Client)?;
-        let config = kubeconfig(&addresses.api_server(), &ca, &certificate, &key);
+    certificate(&folder, "ca", "/CN=replayfork-test-cluster", "authority")?;
+    certificate(&folder, "apiserver", "/CN=kube-apiserver", "server")?;
+    let kubelet_client = "/O=system:masters/CN=apiserver-kubelet-client";
+    certificate(&folder, "apikubelet", kubelet_client, "client")?;
+    certificate(&folder, "front", "/CN=front-proxy-client", "client")?;
+    for (file, subject) in [
+        ("admin", "/O=system:masters/CN=admin".to_owned()),
+        ("kcm", "/CN=system:kube-controller-manager".to_owned()),
+        ("sched", "/CN=system:kube-scheduler".to_owned()),
+        ("proxy", "/CN=system:kube-proxy".to_owned()),
+        ("kubelet", format!("/O=system:nodes/CN=system:node:{NODE}")),
+    ] {
+        certificate(&folder, file, &subject, "client")?;
+        let config = kubeconfig(&folder, file, &spec.addresses().api_server())?;
         fs::write(folder.join(format!("{file}.kubeconfig")), config)?;
     }
 
-    let accounts = KeyPair::generate()?;
-    fs::write(
-        folder.join("sa.key"),
-        pem("PRIVATE KEY", &accounts.serialize_der()),
-    )?;
-    fs::write(
-        folder.join("sa.pub"),
-        pem("PUBLIC KEY", &accounts.subject_public_key_info()),
-    )?;
-    Ok(())
+    // With this key the API server signs the tokens of ServiceAccounts.
+    run(openssl(&folder).args([
+        "genpkey",
+        "-algorithm",
+        "EC",
+        "-pkeyopt",
+        CURVE,
+        "-out",
+        "sa.key",
+    ]))?;
+    run(openssl(&folder).args(["pkey", "-in", "sa.key", "-pubout", "-out", "sa.pub"]))
 }
 
-/// Makes a key and a certificate signed by the authority, writes both and returns them as PEM.
-fn sign(
-    folder: &Path,
-    issuer: &Issuer<'_, KeyPair>,
-    file: &str,
-    group: Option<&str>,
-    user: &str,
-    usage: Usage,
-) -> Result<(String, String)> {
-    let (names, purpose) = match usage {
-        Usage::Server(names) => (names, ExtendedKeyUsagePurpose::ServerAuth),
-        Usage::Client => (Vec::new(), ExtendedKeyUsagePurpose::ClientAuth),
-    };
-    let mut params = CertificateParams::new(names)?;
-    if let Some(group) = group {
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, group);
+const CURVE: &str = "ec_paramgen_curve:P-256";
+
+/// Makes `FILE.key` and `FILE.crt`, signed by the authority, or by itself if it is the authority.
+fn certificate(folder: &Path, file: &str, subject: &str, usage: &str) -> Result<()> {
+    let mut request = openssl(folder);
+    request.args([
+        "req",
+        "-x509",
+        "-config",
+        "openssl.cnf",
+        "-extensions",
+        usage,
+        "-subj",
+        subject,
+    ]);
+    request.args(["-newkey", "ec", "-pkeyopt", CURVE, "-nodes", "-days", "365"]);
+    request
+        .arg("-keyout")
+        .arg(format!("{file}.key"))
+        .arg("-out")
+        .arg(format!("{file}.crt"));
+    if file != "ca" {
+        request.args(["-CA", "ca.crt", "-CAkey", "ca.key"]);
     }
-    params.distinguished_name.push(DnType::CommonName, user);
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![purpose];
-    let key = KeyPair::generate()?;
-    let certificate = pem("CERTIFICATE", params.signed_by(&key, issuer)?.der());
-    let key = pem("PRIVATE KEY", &key.serialize_der());
-    fs::write(folder.join(format!("{file}.crt")), &certificate)?;
-    fs::write(folder.join(format!("{file}.key")), &key)?;
-    Ok((certificate, key))
+    run(&mut request)
 }
 
 /// A kubeconfig that needs no other file.
-fn kubeconfig(server: &str, ca: &str, certificate: &str, key: &str) -> String {
-    let [ca, certificate, key] = [ca, certificate, key].map(|text| STANDARD.encode(text));
-    format!(
+fn kubeconfig(folder: &Path, user: &str, server: &str) -> Result<String> {
+    let read = |file: &str| Ok::<_, std::io::Error>(STANDARD.encode(fs::read(folder.join(file))?));
+    let ca = read("ca.crt")?;
+    let certificate = read(&format!("{user}.crt"))?;
+    let key = read(&format!("{user}.key"))?;
+    Ok(format!(
         "apiVersion: v1\n\
          kind: Config\n\
          clusters: [{{name: replayfork-test, cluster: {{server: \"{server}\", certificate-authority-data: {ca}}}}}]\n\
          users: [{{name: user, user: {{client-certificate-data: {certificate}, client-key-data: {key}}}}}]\n\
          contexts: [{{name: replayfork-test, context: {{cluster: replayfork-test, user: user}}}}]\n\
          current-context: replayfork-test\n"
-    )
+    ))
 }
 
-fn pem(label: &str, der: &[u8]) -> String {
-    let text = STANDARD.encode(der);
-    let lines: Vec<_> = text
-        .as_bytes()
-        .chunks(64)
-        .map(String::from_utf8_lossy)
-        .collect();
-    format!(
-        "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
-        lines.join("\n")
-    )
+fn openssl(folder: &Path) -> Command {
+    let mut openssl = Command::new("openssl");
+    openssl.current_dir(folder);
+    openssl
 }
