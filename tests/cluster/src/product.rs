@@ -96,7 +96,7 @@ impl Product {
         })
     }
 
-    /// Takes the programs that are in `target/debug` now, whatever their sources.
+    /// Takes the programs that are in `target/debug` now, and the viewer that is in `web/dist`, whatever their sources.
     pub fn as_built(project: &Path) -> Result<Self> {
         let mut inputs = Inputs::new();
         for program in PROGRAMS {
@@ -107,10 +107,9 @@ impl Product {
             collect(project, Profile::Dev, folder)
         })?;
         cache::prune("programs", "as-built", KEPT)?;
-        Ok(Self {
-            programs,
-            viewer: viewer(project)?,
-        })
+        let viewer = project.join("web/dist");
+        let viewer = viewer.is_dir().then_some(viewer);
+        Ok(Self { programs, viewer })
     }
 
     /// The folder of all programs, `kubectl-replay` among them.
