@@ -104,6 +104,19 @@ impl Attached {
         Kube::new(self.kubeconfig(), &self.spec.bins())
     }
 
+    /// Writes a file for a shell to `source`, after which its `kubectl` is this cluster's, and returns its path.
+    pub fn write_env(&self, kube: &Kube) -> Result<PathBuf> {
+        let file = self.state_dir().join("env");
+        let kubeconfig = self.kubeconfig();
+        let text = format!(
+            "export KUBECONFIG={}\nexport PATH={}\n",
+            kubeconfig.display(),
+            kube.path()
+        );
+        fs::write(&file, text).with_context(|| format!("can't write {}", file.display()))?;
+        Ok(file)
+    }
+
     /// A command inside the cluster's namespaces: its network, its mounts, its processes.
     pub fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");

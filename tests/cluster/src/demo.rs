@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::command::{output, run};
+use crate::command::{feed, output, run};
 use crate::images;
 use crate::interrupt;
 use crate::packages::{self, Purpose};
@@ -86,13 +86,16 @@ pub fn run_demo(wish: Wish, end: End) -> Result<()> {
     .play()?;
     println!("\nup after {} s\n", started.elapsed().as_secs());
     println!("  the viewer   {}", viewer.address);
-    if let Some(cluster) = &place.own {
-        println!(
-            "  a shell      export KUBECONFIG={}",
-            cluster.kubeconfig().display()
-        );
+    match &place.own {
+        Some(cluster) => println!(
+            "  a shell      source {}",
+            cluster.write_env(&place.kube)?.display()
+        ),
+        None => println!(
+            "  a shell      export PATH={}:$PATH",
+            product.programs().display()
+        ),
     }
-    println!("               export PATH={}", place.kube.path());
     println!("               kubectl replay runs -n {AGENTS}");
     if end == End::OnInterrupt {
         println!("\nCtrl-C ends it.");
@@ -126,14 +129,10 @@ impl Demo<'_> {
         } else {
             format!("{FORK}{}", run.trim_start_matches(RUN))
         };
-        let file = tempfile::Builder::new().suffix(".yaml").tempfile()?;
-        std::fs::write(file.path(), &fork)?;
-        let path = file.path().display().to_string();
-        self.show(&["replay", "plan", "-n", AGENTS, "-f", &path])?;
+        let file = format!("examples/forks/{FORK}.yaml");
+        self.show_with(&["replay", "plan", "-n", AGENTS, "-f", "-"], &file, &fork)?;
         phase(
-            &format!(
-                "kubectl apply -f examples/forks/{FORK}.yaml; kubectl wait --for=condition=Finished"
-            ),
+            &format!("kubectl apply -f {file}; kubectl wait --for=condition=Finished"),
             || {
                 self.place.kube.apply_in(AGENTS, &fork)?;
                 self.finished(&name)
@@ -239,13 +238,19 @@ impl Demo<'_> {
 
     /// Runs a `kubectl` command that the user should see, with its output.
     fn show(&self, arguments: &[&str]) -> Result<()> {
+        self.show_with(arguments, "", "")
+    }
+
+    /// Does so with the content of a file, or what became of it here, on its standard input.
+    fn show_with(&self, arguments: &[&str], file: &str, content: &str) -> Result<()> {
         interrupt::check()?;
-        let shown: Vec<_> = arguments
-            .iter()
-            .map(|word| if word.starts_with('/') { "…" } else { word })
-            .collect();
-        println!("\n$ kubectl {}", shown.join(" "));
-        let text = output(&mut self.place.kube.kubectl(arguments))?;
+        let from = if file.is_empty() {
+            String::new()
+        } else {
+            format!(" < {file}")
+        };
+        println!("\n$ kubectl {}{from}", arguments.join(" "));
+        let text = feed(&mut self.place.kube.kubectl(arguments), content)?;
         println!("{}\n", text.trim_end());
         Ok(())
     }
