@@ -52,6 +52,7 @@ pub fn build_rust(project: &Path, profile: Profile) -> Result<()> {
 
 /// `web/dist`, if the viewer is there.
 pub fn build_viewer(project: &Path) -> Result<()> {
+    let _ = std::fs::remove_file(web_log(project));
     install_viewer_packages(project)?;
     let web = project.join("web");
     if !web.join("package.json").exists() {
