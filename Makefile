@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cluster test-clean bench-fork web-check tools
+.PHONY: help demo test check cluster test-clean bench-fork web-check tools generate
 
 # Images are built from the clone's own target folder.
 unexport CARGO_TARGET_DIR
@@ -51,6 +51,13 @@ bench-fork: tools ## From apply to the first re-executed step, against a bare Jo
 	@$(TOOL) parts
 	@$(TOOL) build
 	cargo run --release --package replayfork-tests --bin bench-fork
+
+generate: ## What is generated from the types and committed: CRD, OpenAPI document, the viewer's types
+	cargo build -p replayfork-crds -p replayfork-api-server
+	target/debug/crdgen > crds/replayforks.yaml
+	cp crds/replayforks.yaml charts/replayfork/files/replayforks.yaml
+	target/debug/replayfork-api-server --openapi > web/openapi.json
+	cd web && npm ci && npm run generate
 
 web-check:
 	@if [ -f web/package.json ]; then \

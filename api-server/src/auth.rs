@@ -130,9 +130,9 @@ impl Authenticator {
     /// As [`Authenticator::caller`].
     pub async fn courier(&self, headers: &HeaderMap, fork: &Uuid) -> ApiResult<Caller> {
         let token = token(headers)?;
-        self.review(token, Some(&fork_audience(fork))).await?.ok_or_else(|| {
-            ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", format!("the token is not one of fork {fork}'s pod"))
-        })
+        self.review(token, Some(&fork_audience(fork)))
+            .await?
+            .ok_or_else(|| ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", format!("the token is not one of fork {fork}'s pod")))
     }
 
     async fn review(&self, token: &str, audience: Option<&str>) -> ApiResult<Option<Caller>> {

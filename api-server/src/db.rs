@@ -19,7 +19,8 @@ const OLDEST_POSTGRES: u32 = 150_000;
 /// # Errors
 /// The URL can't be read.
 pub fn pool(url: &str, connections: usize) -> anyhow::Result<Pool> {
-    let mut config: tokio_postgres::Config = url.parse().context("DATABASE_URL can't be read; it looks like postgres://user:password@host:5432/database")?;
+    let mut config: tokio_postgres::Config =
+        url.parse().context("DATABASE_URL can't be read; it looks like postgres://user:password@host:5432/database")?;
     if config.get_application_name().is_none() {
         config.application_name("replayfork-api-server");
     }

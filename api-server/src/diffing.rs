@@ -1,10 +1,10 @@
 //! The difference of two runs, computed when it is read.
 
+use deadpool_postgres::GenericClient;
 use replayfork_client::read::RunDiff;
 use replayfork_core::diff::{Diff, FileChange, FileChangeKind, SpanDiff, by_lineage, unified};
 use replayfork_core::model::{Fidelity, Span, SpanKind, Status};
 use replayfork_snapshot::{Entry, Kind, diff, path_text};
-use deadpool_postgres::GenericClient;
 
 use crate::problem::{ApiError, ApiResult};
 use crate::store::blobs::{self, Loaded, Trees};
@@ -25,7 +25,10 @@ pub async fn run_diff(client: &impl GenericClient, a: &Found, b: &Found) -> ApiR
     if root(a) != root(b) {
         return Err(ApiError::bad_request(
             "RunsUnrelated",
-            format!("{:?} and {:?} are not forks of the same run; a diff compares a fork with its source or with another fork of it", a.run.name, b.run.name),
+            format!(
+                "{:?} and {:?} are not forks of the same run; a diff compares a fork with its source or with another fork of it",
+                a.run.name, b.run.name
+            ),
         ));
     }
     let (left, right) = (spans::all(client, a).await?, spans::all(client, b).await?);

@@ -47,7 +47,9 @@ async fn main() -> anyhow::Result<()> {
     let pool = db::pool(&config.database_url, config.database_connections)?;
     wait_for_database(&pool).await?;
     let cluster = match config.auth_mode {
-        AuthMode::Kubernetes => Some(kube::Client::try_default().await.context("no cluster to check tokens with; set REPLAYFORK_AUTH_MODE=None on a laptop")?),
+        AuthMode::Kubernetes => {
+            Some(kube::Client::try_default().await.context("no cluster to check tokens with; set REPLAYFORK_AUTH_MODE=None on a laptop")?)
+        }
         AuthMode::None => {
             tracing::warn!("auth.mode is None: whoever reaches this port may read and change every run");
             None

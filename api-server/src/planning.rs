@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, CloseReason, PlanOverview};
 use replayfork_client::read::{RunKind, RunState};
 use replayfork_core::fork::ForkSpec;
@@ -9,7 +10,6 @@ use replayfork_core::model::{RunEnvironment, Span};
 use replayfork_core::plan::{Plan, plan};
 use replayfork_core::source::{Changed, Source};
 use replayfork_snapshot::{diff, path_text};
-use deadpool_postgres::GenericClient;
 
 use crate::config::Config;
 use crate::problem::{ApiError, ApiResult};
@@ -106,7 +106,9 @@ pub fn plan_fork(config: &Config, found: &Found, source: &Source, spec: &ForkSpe
     let blocked_spans = plan
         .spans
         .iter()
-        .filter_map(|s| s.blocked.first().map(|b| BlockedSpan { span: s.id.clone(), name: s.name.clone(), kind: s.kind, blocked: b.clone() }))
+        .filter_map(|s| {
+            s.blocked.first().map(|b| BlockedSpan { span: s.id.clone(), name: s.name.clone(), kind: s.kind, blocked: b.clone() })
+        })
         .take(SHOWN)
         .collect();
     let overview = PlanOverview { digest: plan.digest, counts: plan.counts, blocked_spans, environment };
@@ -120,18 +122,24 @@ fn resolve(config: &Config, plan: &Plan) -> Result<RunEnvironment, Refusal> {
         return Ok(environment);
     }
     let Some(root) = recorded.workspace_root.as_deref() else {
-        let message = "the run recorded no workspace root, so its workspace can't be restored; record it with REPLAYFORK_WORKSPACE set".to_owned();
+        let message =
+            "the run recorded no workspace root, so its workspace can't be restored; record it with REPLAYFORK_WORKSPACE set".to_owned();
         return Err(Refusal { reason: CloseReason::WorkspacePathUnsupported, message });
     };
     let trimmed = root.trim_end_matches('/');
-    if !root.starts_with('/') || RESERVED.contains(&if trimmed.is_empty() { "/" } else { trimmed }) || trimmed.split('/').any(|p| p == "..") {
-        let message = format!("the recorded workspace root {root:?} can't be mounted in a sandbox: it is or holds a folder of the system; record the agent with a folder of its own");
+    if !root.starts_with('/') || RESERVED.contains(&if trimmed.is_empty() { "/" } else { trimmed }) || trimmed.split('/').any(|p| p == "..")
+    {
+        let message = format!(
+            "the recorded workspace root {root:?} can't be mounted in a sandbox: it is or holds a folder of the system; record the agent with a folder of its own"
+        );
         return Err(Refusal { reason: CloseReason::WorkspacePathUnsupported, message });
     }
     environment.workspace_root = Some(trimmed.to_owned());
     environment.image = recorded.image.clone().or_else(|| config.sandbox_default_image.clone());
     if environment.image.is_none() {
-        let message = "the run recorded no image, and the installation has no default; set spec.sandbox.image, or sandbox.defaultImage in the chart".to_owned();
+        let message =
+            "the run recorded no image, and the installation has no default; set spec.sandbox.image, or sandbox.defaultImage in the chart"
+                .to_owned();
         return Err(Refusal { reason: CloseReason::ImageNotUsable, message });
     }
     environment.uid = Some(recorded.uid.filter(|uid| *uid > 0).unwrap_or(config.sandbox_default_uid));

@@ -66,9 +66,12 @@ impl From<tokio_postgres::Error> for ApiError {
             Some(&SqlState::DISK_FULL | &SqlState::OUT_OF_MEMORY | &SqlState::TOO_MANY_CONNECTIONS) => {
                 Self::unavailable(format!("the database has no room: {error}"))
             }
-            Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::ADMIN_SHUTDOWN | &SqlState::CANNOT_CONNECT_NOW) => {
-                Self::unavailable("the database was busy or restarting; try again")
-            }
+            Some(
+                &SqlState::T_R_SERIALIZATION_FAILURE
+                | &SqlState::T_R_DEADLOCK_DETECTED
+                | &SqlState::ADMIN_SHUTDOWN
+                | &SqlState::CANNOT_CONNECT_NOW,
+            ) => Self::unavailable("the database was busy or restarting; try again"),
             None if std::error::Error::source(&error).is_some_and(|cause| !error.is_closed() && !cause.is::<std::io::Error>()) => {
                 // A parameter or a row that does not fit: a fault of ours, not the database's.
                 Self::internal(&format!("{error}: {:?}", std::error::Error::source(&error)))

@@ -49,7 +49,10 @@ impl App {
         match named.filter(|n| !n.is_empty()).or_else(|| caller.namespace()) {
             Some(namespace) => Ok(namespace.to_owned()),
             None if self.config.auth_mode == AuthMode::None => Ok("default".to_owned()),
-            None => Err(ApiError::bad_request("NamespaceMissing", "say which namespace with ?namespace=NAME: your credentials are of no ServiceAccount's")),
+            None => Err(ApiError::bad_request(
+                "NamespaceMissing",
+                "say which namespace with ?namespace=NAME: your credentials are of no ServiceAccount's",
+            )),
         }
     }
 

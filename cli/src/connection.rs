@@ -52,7 +52,8 @@ impl Connection {
             return Ok(token.clone());
         }
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), &self.namespace);
-        let spec = TokenRequestSpec { audiences: vec![API_AUDIENCE.into()], expiration_seconds: Some(TOKEN_SECONDS), bound_object_ref: None };
+        let spec =
+            TokenRequestSpec { audiences: vec![API_AUDIENCE.into()], expiration_seconds: Some(TOKEN_SECONDS), bound_object_ref: None };
         let request = TokenRequest { spec, ..TokenRequest::default() };
         let answer: TokenRequest = accounts.create_subresource("token", USER_ACCOUNT, &PostParams::default(), &request).await.with_context(|| {
             format!(
@@ -67,7 +68,14 @@ impl Connection {
     ///
     /// # Errors
     /// The cluster can't be reached.
-    pub async fn send(&self, method: Method, path: &str, body: Vec<u8>, content_type: Option<&str>, token: &str) -> anyhow::Result<Response<Body>> {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        content_type: Option<&str>,
+        token: &str,
+    ) -> anyhow::Result<Response<Body>> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.service)).header(TOKEN_HEADER, token);
         if let Some(content_type) = content_type {
             request = request.header("content-type", content_type);
@@ -88,7 +96,10 @@ impl Connection {
         }
         let text = String::from_utf8_lossy(&bytes);
         let message = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v["message"].as_str().map(str::to_owned));
-        bail!("the api-server can't be reached through the cluster ({status}): {}; say where it is with --api NAMESPACE/SERVICE", message.unwrap_or_else(|| text.trim().to_owned()))
+        bail!(
+            "the api-server can't be reached through the cluster ({status}): {}; say where it is with --api NAMESPACE/SERVICE",
+            message.unwrap_or_else(|| text.trim().to_owned())
+        )
     }
 
     /// # Errors

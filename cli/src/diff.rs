@@ -23,7 +23,13 @@ pub async fn diff(connection: &Connection, a: &str, b: Option<&str>, output: Out
     println!("{} → {}", found.a.name, found.b.name);
     println!("{}", found.summary);
     let totals = (&found.diff.a, &found.diff.b);
-    println!("duration {} → {}, tokens {} → {}", duration(Some(totals.0.duration_ns)), duration(Some(totals.1.duration_ns)), number(Some(totals.0.tokens)), number(Some(totals.1.tokens)));
+    println!(
+        "duration {} → {}, tokens {} → {}",
+        duration(Some(totals.0.duration_ns)),
+        duration(Some(totals.1.duration_ns)),
+        number(Some(totals.0.tokens)),
+        number(Some(totals.1.tokens))
+    );
     for span in &found.diff.spans {
         let first = if found.diff.first_divergent_span.as_ref() == Some(&span.span) { "  ⚑ first divergence" } else { "" };
         println!("\n{} ({}){first}", span.name, span.kind);

@@ -47,7 +47,14 @@ pub async fn plan(connection: &Connection, manifest: &Manifest, output: Output) 
     let c = plan.counts;
     println!(
         "{} at {}: {} will run, {} may run, {} will be blocked, {} may be blocked, {} may run or be blocked, {} reusable",
-        answer.run_name, fork_span(plan), c.will_run, c.may_run, c.will_block, c.may_block, c.may_run_or_block, c.reusable
+        answer.run_name,
+        fork_span(plan),
+        c.will_run,
+        c.may_run,
+        c.will_block,
+        c.may_block,
+        c.may_run_or_block,
+        c.reusable
     );
     if plan.is_empty() {
         println!("Nothing has to run: the patches change nothing that any span would see.");

@@ -16,7 +16,13 @@ fn outcome(run: &Run) -> String {
 
 /// # Errors
 /// What the api-server says.
-pub async fn runs(connection: &Connection, agent: Option<String>, search: Option<String>, limit: i64, output: Output) -> anyhow::Result<()> {
+pub async fn runs(
+    connection: &Connection,
+    agent: Option<String>,
+    search: Option<String>,
+    limit: i64,
+    output: Output,
+) -> anyhow::Result<()> {
     let mut runs = Vec::new();
     let mut before: Option<String> = None;
     while (runs.len() as i64) < limit {
@@ -37,7 +43,10 @@ pub async fn runs(connection: &Connection, agent: Option<String>, search: Option
         return Ok(());
     }
     if runs.is_empty() {
-        println!("No runs in namespace {:?}. Record one: examples/scripted-agent/pod.yaml shows an agent with the recorder beside it.", connection.namespace);
+        println!(
+            "No runs in namespace {:?}. Record one: examples/scripted-agent/pod.yaml shows an agent with the recorder beside it.",
+            connection.namespace
+        );
         return Ok(());
     }
     let mut header = vec!["NAME", "STATUS", "AGENT", "STEPS", "DURATION", "TOKENS", "COST", "FORKED FROM", "FORKS", "AGE"];
@@ -51,8 +60,16 @@ pub async fn runs(connection: &Connection, agent: Option<String>, search: Option
             let from = run.forked_from.as_ref().map_or_else(|| "–".into(), |f| format!("{} at {}", f.run_name, f.span_name));
             let length = run.ended.map(|e| e - run.started);
             let mut row = vec![
-                run.name.clone(), outcome(run), run.agent.clone(), number(Some(run.spans)), duration(length), number(run.tokens),
-                cost(run.cost_usd), from, number(Some(run.forks)), age(run.started),
+                run.name.clone(),
+                outcome(run),
+                run.agent.clone(),
+                number(Some(run.spans)),
+                duration(length),
+                number(run.tokens),
+                cost(run.cost_usd),
+                from,
+                number(Some(run.forks)),
+                age(run.started),
             ];
             if wide {
                 row.extend([run.id.to_string(), run.model.clone().unwrap_or_else(|| "–".into()), format!("{:?}", run.state)]);
@@ -94,7 +111,14 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
         return Ok(());
     }
     let length = duration(found.ended.map(|e| e - found.started));
-    println!("{}  {}  agent {}  {} tokens  {}  {length}", found.name, outcome(&found), found.agent, number(found.tokens), cost(found.cost_usd));
+    println!(
+        "{}  {}  agent {}  {} tokens  {}  {length}",
+        found.name,
+        outcome(&found),
+        found.agent,
+        number(found.tokens),
+        cost(found.cost_usd)
+    );
     if let Some(from) = &found.forked_from {
         println!("forked from {} at {} (step {})", from.run_name, from.span_name, from.step);
     }
@@ -113,7 +137,11 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
         .map(|(i, span)| {
             let indent = if span.parent.is_some() { "  " } else { "" };
             let mut row = vec![
-                (i + 1).to_string(), format!("{indent}{}", span.name), span.kind.to_string(), status(span.status), span.verdict.to_string(),
+                (i + 1).to_string(),
+                format!("{indent}{}", span.name),
+                span.kind.to_string(),
+                status(span.status),
+                span.verdict.to_string(),
                 duration(span.ended.map(|e| e - span.started).filter(|_| span.blocked.is_none())),
             ];
             if fork {

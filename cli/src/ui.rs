@@ -106,7 +106,14 @@ async fn pass_on(ui: &Ui, parts: &axum::http::request::Parts, body: Bytes) -> an
     let (answered, body) = answer.into_parts();
     let mut response = Response::new(axum::body::Body::new(body));
     *response.status_mut() = answered.status;
-    for name in [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::CACHE_CONTROL, header::ETAG, header::CONTENT_DISPOSITION, header::X_CONTENT_TYPE_OPTIONS] {
+    for name in [
+        header::CONTENT_TYPE,
+        header::CONTENT_ENCODING,
+        header::CACHE_CONTROL,
+        header::ETAG,
+        header::CONTENT_DISPOSITION,
+        header::X_CONTENT_TYPE_OPTIONS,
+    ] {
         if let Some(value) = answered.headers.get(&name) {
             response.headers_mut().insert(name, value.clone());
         }

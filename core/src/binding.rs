@@ -80,8 +80,7 @@ pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
     if source.len() > MAX_TEMPLATE {
         return Err(BindingError::at(source, 0, format!("a template has at most {MAX_TEMPLATE} bytes, this one {}", source.len())));
     }
-    let parsed = minijinja::machinery::parse(source, "binding", syntax())
-        .map_err(|e| BindingError::from_minijinja(source, &e))?;
+    let parsed = minijinja::machinery::parse(source, "binding", syntax()).map_err(|e| BindingError::from_minijinja(source, &e))?;
     let Stmt::Template(template) = parsed else {
         return Err(BindingError::at(source, 0, "not a template"));
     };
@@ -223,11 +222,7 @@ impl Object for Words {
 /// Quotes a word for a POSIX shell; words of harmless characters stay as they are.
 pub fn quote(word: &str) -> String {
     let harmless = |c: char| c.is_ascii_alphanumeric() || "_-./:=@%+,".contains(c);
-    if !word.is_empty() && word.chars().all(harmless) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
+    if !word.is_empty() && word.chars().all(harmless) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 fn text(value: &Value) -> String {
@@ -303,7 +298,11 @@ impl<'a> Renderer<'a> {
         let context = self.context(source)?;
         let rendered = self.env.render_str(source, context).map_err(|e| BindingError::from_minijinja(source, &e))?;
         if rendered.len() > MAX_RENDERED {
-            return Err(BindingError::at(source, 0, format!("the rendered text has {} bytes, at most {MAX_RENDERED} are allowed", rendered.len())));
+            return Err(BindingError::at(
+                source,
+                0,
+                format!("the rendered text has {} bytes, at most {MAX_RENDERED} are allowed", rendered.len()),
+            ));
         }
         Ok(rendered)
     }
@@ -374,7 +373,12 @@ mod tests {
     #[test]
     fn lists_splice_into_argument_vectors_and_other_values_do_not() {
         let resolve = |_: &Hole| Ok(span("a 'b c", 0));
-        let argv = Renderer::new(&resolve).render_argv(&["run".into(), "{{ x | words }}".into(), "{{ x }}".into(), "--n={{ x.exit_code }}".into()]);
+        let argv = Renderer::new(&resolve).render_argv(&[
+            "run".into(),
+            "{{ x | words }}".into(),
+            "{{ x }}".into(),
+            "--n={{ x.exit_code }}".into(),
+        ]);
         assert_eq!(argv.unwrap(), ["run", "a", "'b", "c", "a 'b c", "--n=0"]);
     }
 

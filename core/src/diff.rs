@@ -111,11 +111,8 @@ pub fn by_lineage(a: &[Span], b: &[Span]) -> Diff {
     let mut order: Vec<&Span> = a.iter().collect();
     order.extend(b.iter().filter(|s| !of_a.contains_key(s.id.as_str())));
     order.sort_by(|x, y| (x.ord, &x.id).cmp(&(y.ord, &y.id)));
-    let spans: Vec<_> = order
-        .iter()
-        .map(|s| pair(of_a.get(s.id.as_str()).copied(), of_b.get(s.id.as_str()).copied()))
-        .filter(|d| d.differs)
-        .collect();
+    let spans: Vec<_> =
+        order.iter().map(|s| pair(of_a.get(s.id.as_str()).copied(), of_b.get(s.id.as_str()).copied())).filter(|d| d.differs).collect();
     let first_divergent_span = spans.iter().find(|d| d.output_differs).map(|d| d.span.clone());
     Diff { spans, first_divergent_span, a: totals(a), b: totals(b) }
 }

@@ -164,9 +164,7 @@ impl Patches {
                 describe(&source.spans[unit])
             )));
         }
-        let same = |with: &str| {
-            refuse(format!("{kind} and {with} both change the same field of {what}; keep one of them"))
-        };
+        let same = |with: &str| refuse(format!("{kind} and {with} both change the same field of {what}; keep one of them"));
         match patch.r#type {
             PatchType::EnvVarOverride => {
                 if self.command.get(&target).is_some_and(|c| c.env.is_some()) {
@@ -269,7 +267,11 @@ fn check_members(field: &str, patch: &Patch) -> Result<(), Refused> {
     };
     for (name, is_given) in given {
         if is_given != (name == needed) {
-            return Err(refuse(format!("{:?} takes the member `{needed}` and no other; `{name}` {}", patch.r#type, if is_given { "must go" } else { "is missing" })));
+            return Err(refuse(format!(
+                "{:?} takes the member `{needed}` and no other; `{name}` {}",
+                patch.r#type,
+                if is_given { "must go" } else { "is missing" }
+            )));
         }
     }
     if let Some(command) = &patch.command {

@@ -460,7 +460,10 @@ impl Planner<'_> {
             _ => Level::No,
         };
         let is_write = matches!(self.source.spans[span].opening.executor, Some(Executor::FileWrite { .. }));
-        self.set_output(span, OutputState { differs: if mark.may_run() && !is_write { Level::Maybe } else { Level::No }, blocked, known: None });
+        self.set_output(
+            span,
+            OutputState { differs: if mark.may_run() && !is_write { Level::Maybe } else { Level::No }, blocked, known: None },
+        );
         let mut paths = match Contract::patched(self.source, &self.patches, span) {
             Ok(contract) => contract.footprint.writes,
             Err(_) => vec![Pattern::all()],
@@ -533,14 +536,20 @@ pub(crate) fn upstream_blocked(source: &Source, upstream: usize) -> Blocked {
     Blocked::upstream(
         BlockedReason::UpstreamBlocked,
         &record.id,
-        format!("it needs the output of {:?}, which is blocked; override that output with a ToolOutputOverride, or fork later", record.opening.name),
+        format!(
+            "it needs the output of {:?}, which is blocked; override that output with a ToolOutputOverride, or fork later",
+            record.opening.name
+        ),
     )
 }
 
 pub(crate) fn files_unknown(source: &Source, trigger: usize, span: usize) -> Blocked {
     let record = &source.spans[trigger];
     if trigger == span || crate::replay::start_snapshot(source, trigger).is_none() && record.snapshot_before.is_none() {
-        return Blocked::new(BlockedReason::SnapshotMissing, "no workspace snapshot was recorded before the fork span; fork at a later span that has one");
+        return Blocked::new(
+            BlockedReason::SnapshotMissing,
+            "no workspace snapshot was recorded before the fork span; fork at a later span that has one",
+        );
     }
     Blocked::upstream(
         BlockedReason::UpstreamBlocked,
@@ -560,10 +569,16 @@ pub fn own_reasons(source: &Source, spec: &ForkSpec, patches: &Patches, span: us
         return certain(BlockedReason::VerdictDenied, format!("{name:?} was denied ({}) when recorded, and stays so", record.verdict()));
     }
     if !opening.redacted.is_empty() {
-        return certain(BlockedReason::RedactedInput, format!("inputs of {name:?} were redacted when recorded: {}", opening.redacted.join(", ")));
+        return certain(
+            BlockedReason::RedactedInput,
+            format!("inputs of {name:?} were redacted when recorded: {}", opening.redacted.join(", ")),
+        );
     }
     if opening.kind == SpanKind::HumanInput {
-        return certain(BlockedReason::HumanInputNeeded, format!("{name:?} needs a person's answer; override its readers' inputs, or fork after it"));
+        return certain(
+            BlockedReason::HumanInputNeeded,
+            format!("{name:?} needs a person's answer; override its readers' inputs, or fork after it"),
+        );
     }
     if opening.kind == SpanKind::LlmCall || matches!(opening.executor, Some(Executor::Model { .. })) {
         return match spec.model.mode {
@@ -571,7 +586,10 @@ pub fn own_reasons(source: &Source, spec: &ForkSpec, patches: &Patches, span: us
         };
     }
     if opening.executor.is_none() {
-        return certain(BlockedReason::NoExecutor, format!("{name:?} ({}) was recorded without an executor, so nothing can run it", opening.kind));
+        return certain(
+            BlockedReason::NoExecutor,
+            format!("{name:?} ({}) was recorded without an executor, so nothing can run it", opening.kind),
+        );
     }
     if opening.policy() == ReplayPolicy::RecordOnly {
         return certain(BlockedReason::RecordOnly, format!("{name:?} was recorded with the policy RecordOnly"));

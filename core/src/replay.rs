@@ -37,13 +37,18 @@ pub trait Workspace {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// Not affected, or reused by early cutoff: its recorded changes are applied.
-    Keep { reused: bool },
+    Keep {
+        reused: bool,
+    },
     /// A patch gives its output; its recorded changes are applied.
     Override(Output),
     Block(Vec<Blocked>),
     Execute(Box<Execution>),
     /// A span that the plan calls unaffected sees another workspace than the recorded one: the fork must end.
-    Inconsistent { span: String, message: String },
+    Inconsistent {
+        span: String,
+        message: String,
+    },
 }
 
 /// A step to be executed.
@@ -161,7 +166,10 @@ impl<'a> Replay<'a> {
             Ok(rendered) => rendered,
             Err(error) => {
                 let own = self.own(span, None);
-                let failed = Blocked::new(BlockedReason::BindingFailed, format!("a binding of {:?} can't be rendered: {error}", record.opening.name));
+                let failed = Blocked::new(
+                    BlockedReason::BindingFailed,
+                    format!("a binding of {:?} can't be rendered: {error}", record.opening.name),
+                );
                 return Ok(Step::Block(if own.is_empty() { vec![failed] } else { own }));
             }
         };

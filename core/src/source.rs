@@ -111,19 +111,21 @@ impl Source {
     /// No such span, in words.
     pub fn resolve(&self, span: usize, hole: &Hole) -> Result<usize, String> {
         let started = self.spans[span].opening.started;
-        let earlier = |&i: &usize| {
-            i < span && self.spans[i].closing.as_ref().is_some_and(|c| c.ended <= started)
-        };
+        let earlier = |&i: &usize| i < span && self.spans[i].closing.as_ref().is_some_and(|c| c.ended <= started);
         match hole {
             Hole::Name(name) => {
                 let named = self.by_name.get(name).map_or(&[][..], Vec::as_slice);
-                named.iter().rev().copied().find(|i| earlier(i)).ok_or_else(|| {
-                    format!("no span called {name:?} had ended when {:?} started", self.spans[span].opening.name)
-                })
+                named
+                    .iter()
+                    .rev()
+                    .copied()
+                    .find(|i| earlier(i))
+                    .ok_or_else(|| format!("no span called {name:?} had ended when {:?} started", self.spans[span].opening.name))
             }
-            Hole::Id(id) => self.index(id).filter(earlier).ok_or_else(|| {
-                format!("no span with the id {id:?} had ended when {:?} started", self.spans[span].opening.name)
-            }),
+            Hole::Id(id) => self
+                .index(id)
+                .filter(earlier)
+                .ok_or_else(|| format!("no span with the id {id:?} had ended when {:?} started", self.spans[span].opening.name)),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use replayfork_core::fork::ForkSpec;
-use replayfork_core::model::{Binding, Closing, Executor, Fidelity, Opening, Output, RunEnvironment, Shell, SnapshotRef, Span, SpanKind, Status, Verdict};
+use replayfork_core::model::{
+    Binding, Closing, Executor, Fidelity, Opening, Output, RunEnvironment, Shell, SnapshotRef, Span, SpanKind, Status, Verdict,
+};
 use replayfork_core::patch::Refused;
 use replayfork_core::plan::{Mark, Plan, plan};
 use replayfork_core::reason::BlockedReason;
@@ -79,10 +81,16 @@ fn agent() -> Source {
         span(1, "plan", PlannerStep, None, text("fix it")),
         span(2, "read_src", FileRead, Some(Executor::FileRead { path: "auth/pool.py".into() }), text("source")),
         span(3, "select_tests", ToolCall, None, text("pool login")),
-        declare(bind(span(4, "test_before", ShellCommand, shell(run), ran("1 failed", 1)), &[("script", tests)]), &["auth/", "run_tests.py"]),
+        declare(
+            bind(span(4, "test_before", ShellCommand, shell(run), ran("1 failed", 1)), &[("script", tests)]),
+            &["auth/", "run_tests.py"],
+        ),
         bind(span(5, "gen_fix", LlmCall, None, text("fixed")), &[("source", "{{ read_src }}"), ("exit", "{{ test_before.exit_code }}")]),
         bind(span(6, "apply_fix", FileWrite, Some(write), text("")), &[("content", "{{ gen_fix }}")]),
-        declare(bind(span(7, "test_validate", ShellCommand, shell(run), ran("too slow", 1)), &[("script", tests)]), &["auth/", "run_tests.py"]),
+        declare(
+            bind(span(7, "test_validate", ShellCommand, shell(run), ran("too slow", 1)), &[("script", tests)]),
+            &["auth/", "run_tests.py"],
+        ),
         declare(span(8, "lint", ShellCommand, shell("python3 lint.py auth"), ran("ok", 0)), &["auth/", "lint.py"]),
         bind(span(9, "summarize", LlmCall, None, text("sum")), &[("result", "{{ test_validate }}")]),
     ];
@@ -109,13 +117,11 @@ fn output(text: &str) -> Value {
 
 #[test]
 fn a_changed_variable_runs_one_command_and_may_block_its_reader() {
-    let plan = planned("test_validate", json!([{"type": "EnvVarOverride", "env": [{"name": "AUTH_POOL_TIMEOUT", "value": "0.05"}]}])).unwrap();
+    let plan =
+        planned("test_validate", json!([{"type": "EnvVarOverride", "env": [{"name": "AUTH_POOL_TIMEOUT", "value": "0.05"}]}])).unwrap();
     assert_eq!(
         marks(&plan),
-        [
-            ("test_validate", Some(Mark::WillRun), None),
-            ("summarize", Some(Mark::MayBeBlocked), Some(BlockedReason::ModelBlocked)),
-        ]
+        [("test_validate", Some(Mark::WillRun), None), ("summarize", Some(Mark::MayBeBlocked), Some(BlockedReason::ModelBlocked)),]
     );
     assert_eq!((plan.counts.will_run, plan.counts.may_block, plan.counts.reusable), (1, 1, 7));
 }
@@ -141,7 +147,8 @@ fn another_selection_of_tests_reaches_its_readers_and_the_files_behind_them() {
 fn another_source_text_blocks_everything_behind_the_model_call_and_needs_no_sandbox() {
     let plan = planned("read_src", output("other source")).unwrap();
     assert!(!plan.needs_sandbox() && !plan.is_empty());
-    let blocked: Vec<_> = marks(&plan).into_iter().filter(|(_, mark, _)| *mark == Some(Mark::WillBeBlocked)).map(|(n, _, r)| (n, r.unwrap())).collect();
+    let blocked: Vec<_> =
+        marks(&plan).into_iter().filter(|(_, mark, _)| *mark == Some(Mark::WillBeBlocked)).map(|(n, _, r)| (n, r.unwrap())).collect();
     assert_eq!(
         blocked,
         [
@@ -161,7 +168,10 @@ fn patches_that_change_nothing_give_an_empty_plan() {
         ("test_validate", json!([{"type": "EnvVarOverride", "env": [{"name": "AUTH_POOL_TIMEOUT", "value": "5"}]}])),
         ("test_validate", json!([{"type": "EnvVarOverride", "env": [{"name": "NEVER_SET"}]}])),
         ("summarize", json!([{"type": "EnvVarOverride", "env": [{"name": "X", "value": "1"}]}])),
-        ("lint", json!([{"type": "CommandOverride", "command": {"script": "python3 lint.py auth", "reads": ["auth/", "lint.py"], "writes": []}}])),
+        (
+            "lint",
+            json!([{"type": "CommandOverride", "command": {"script": "python3 lint.py auth", "reads": ["auth/", "lint.py"], "writes": []}}]),
+        ),
     ] {
         let plan = planned(span, patches.clone()).unwrap();
         assert!(plan.spans.is_empty(), "{span} {patches}: {:?}", marks(&plan));
@@ -190,11 +200,26 @@ fn refusals_name_field_value_and_remedy() {
     let env = |name: &str| json!({"type": "EnvVarOverride", "env": [{"name": name, "value": "1"}]});
     for (span, patches, field, says) in [
         ("nobody", json!([env("A")]), "spec.source.span", vec!["\"nobody\"", "kubectl replay show scripted-agent"]),
-        ("lint", json!([{"type": "CommandOverride", "span": "plan", "command": {"script": "x"}}]), "spec.patches[0]", vec!["\"plan\"", "before the fork span"]),
-        ("plan", json!([{"type": "CommandOverride", "command": {"script": "x"}}]), "spec.patches[0]", vec!["CommandOverride", "PlannerStep", "ToolOutputOverride"]),
+        (
+            "lint",
+            json!([{"type": "CommandOverride", "span": "plan", "command": {"script": "x"}}]),
+            "spec.patches[0]",
+            vec!["\"plan\"", "before the fork span"],
+        ),
+        (
+            "plan",
+            json!([{"type": "CommandOverride", "command": {"script": "x"}}]),
+            "spec.patches[0]",
+            vec!["CommandOverride", "PlannerStep", "ToolOutputOverride"],
+        ),
         ("gen_fix", output("x"), "spec.patches[0]", vec!["ToolOutputOverride", "LlmCall"]),
         ("lint", json!([env("A"), env("A")]), "spec.patches[1]", vec!["\"A\"", "twice"]),
-        ("lint", json!([{"type": "CommandOverride", "command": {"env": []}}, env("A")]), "spec.patches[1]", vec!["EnvVarOverride", "CommandOverride.env"]),
+        (
+            "lint",
+            json!([{"type": "CommandOverride", "command": {"env": []}}, env("A")]),
+            "spec.patches[1]",
+            vec!["EnvVarOverride", "CommandOverride.env"],
+        ),
         ("lint", json!([{"type": "CommandOverride", "command": {"script": "a", "argv": ["b"]}}]), "spec.patches[0]", vec!["not both"]),
         ("lint", json!([{"type": "EnvVarOverride", "output": {"text": ""}}]), "spec.patches[0]", vec!["`env`"]),
     ] {

@@ -7,9 +7,7 @@ mod spec;
 mod status;
 
 pub use spec::{EgressRule, NetworkIsolation, PortRule, ReplayFork, ReplayForkSpec, ResourceAmounts, Resources, SandboxSpec};
-pub use status::{
-    BlockedSpanStatus, CONDITION_TYPES, PlanStatus, ReplayForkStatus, ResultStatus, condition, conditions_differ,
-};
+pub use status::{BlockedSpanStatus, CONDITION_TYPES, PlanStatus, ReplayForkStatus, ResultStatus, condition, conditions_differ};
 
 use kube::CustomResourceExt;
 

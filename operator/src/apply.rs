@@ -3,8 +3,8 @@
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, PropagationPolicy};
 use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, PropagationPolicy};
 use replayfork_client::fork::{CloseFork, Fork, ForkResult, NamePod};
 use replayfork_crds::ReplayFork;
 
@@ -63,7 +63,8 @@ async fn create_job(ctx: &Context, observed: &Observed, jobs: &Api<Job>) -> Resu
         Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => {
             let message = format!("the cluster refuses the sandbox's Job: {}", status.message);
             let path = format!("/api/v1/forks/{}/close", observed.fork.uid().unwrap_or_default());
-            let _: ForkResult = ctx.api.post(&path, &CloseFork { reason: replayfork_client::fork::CloseReason::CreateFailed, message }).await?;
+            let _: ForkResult =
+                ctx.api.post(&path, &CloseFork { reason: replayfork_client::fork::CloseReason::CreateFailed, message }).await?;
             Ok(())
         }
         other => Ok(other.map(drop)?),
@@ -77,7 +78,9 @@ async fn api_address(ctx: &Context) -> Result<String, Error> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     let authority = rest.split('/').next().unwrap_or(rest);
     let port = authority.rsplit_once(':').and_then(|(_, p)| p.parse::<u16>().ok()).unwrap_or(3210);
-    let found = tokio::net::lookup_host((host.as_str(), port)).await.and_then(|mut found| found.next().ok_or_else(|| std::io::Error::other("no address")));
+    let found = tokio::net::lookup_host((host.as_str(), port))
+        .await
+        .and_then(|mut found| found.next().ok_or_else(|| std::io::Error::other("no address")));
     let address = found.map_err(|e| Error::Address(host, e))?;
     Ok(format!("{scheme}://{address}"))
 }

@@ -57,9 +57,14 @@ pub enum Action {
     CreatePolicy,
     CreateJob,
     /// The pod becomes a second owner of the policy, and is then named to the api-server.
-    NamePod { uid: String },
+    NamePod {
+        uid: String,
+    },
     RequestCancel,
-    Close { reason: CloseReason, message: String },
+    Close {
+        reason: CloseReason,
+        message: String,
+    },
     DeleteJob,
     DeletePolicy,
 }
@@ -142,7 +147,10 @@ fn registered(observed: &Observed, row: &Fork, now: Timestamp) -> Decision {
     }
     let Some(job) = &observed.job else { return without_job(observed) };
     if !is_ours(fork, job) {
-        let message = format!("a Job {:?} that is not this fork's stands in the way; delete it, or create the fork under another name", object_name(fork));
+        let message = format!(
+            "a Job {:?} that is not this fork's stands in the way; delete it, or create the fork under another name",
+            object_name(fork)
+        );
         return close(CloseReason::CreateFailed, message);
     }
     if fork.spec.suspend == Some(true) {
@@ -201,7 +209,10 @@ fn without_pod(observed: &Observed, age: i64, fork: &ReplayFork) -> Decision {
     match failed {
         Some(trouble) if age >= CREATE_PATIENCE => close(
             CloseReason::CreateFailed,
-            format!("the cluster refuses the sandbox's pod: {}; change the quota, the policy or the webhook that it names", trouble.message),
+            format!(
+                "the cluster refuses the sandbox's pod: {}; change the quota, the policy or the webhook that it names",
+                trouble.message
+            ),
         ),
         _ if age >= start_deadline(fork) => start_deadline_over(fork, None),
         _ => act([], 2),
@@ -233,12 +244,17 @@ fn pod_trouble(observed: &Observed, pod: &Pod, now: Timestamp) -> Option<Decisio
         let message = waiting.message.clone().unwrap_or_default();
         match waiting.reason.as_deref().unwrap_or_default() {
             "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" if age >= PULL_PATIENCE => {
-                let message = format!("image {:?} can't be pulled: {message}; check the name, or set spec.sandbox.imagePullSecrets", status.image);
+                let message =
+                    format!("image {:?} can't be pulled: {message}; check the name, or set spec.sandbox.imagePullSecrets", status.image);
                 return Some(close(CloseReason::ImagePullFailed, message));
             }
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" if age >= CREATE_PATIENCE => {
                 let uid = pod.spec.as_ref().and_then(|s| s.security_context.as_ref()).and_then(|c| c.run_as_user);
-                let message = format!("image {:?} can't be used as uid {}: {message}", status.image, uid.map_or_else(|| "?".into(), |u| u.to_string()));
+                let message = format!(
+                    "image {:?} can't be used as uid {}: {message}",
+                    status.image,
+                    uid.map_or_else(|| "?".into(), |u| u.to_string())
+                );
                 return Some(close(CloseReason::ImageNotUsable, message));
             }
             _ => {}
@@ -254,7 +270,10 @@ fn pod_trouble(observed: &Observed, pod: &Pod, now: Timestamp) -> Option<Decisio
     let executor = statuses(pod).find(|s| s.name == "executor").and_then(|s| s.state.as_ref()?.terminated.as_ref());
     if let Some(ended) = executor {
         let why = ended.message.clone().or_else(|| ended.reason.clone()).unwrap_or_default();
-        return Some(close(CloseReason::ImageNotUsable, format!("the executor ended with {} before the fork was claimed: {why}", ended.exit_code)));
+        return Some(close(
+            CloseReason::ImageNotUsable,
+            format!("the executor ended with {} before the fork was claimed: {why}", ended.exit_code),
+        ));
     }
     None
 }
@@ -292,7 +311,10 @@ fn pod_ended(pod: &Pod) -> Option<(CloseReason, String)> {
     let terminated = |name: &str| statuses(pod).find(|s| s.name == name).and_then(|s| s.state.as_ref()?.terminated.clone());
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or_default();
     if terminated("executor").is_some_and(|t| t.reason.as_deref() == Some("OOMKilled")) && terminated("courier").is_some() {
-        return Some((CloseReason::OOMKilled, "the executor's container was killed for memory; raise spec.sandbox.resources.limits.memory".into()));
+        return Some((
+            CloseReason::OOMKilled,
+            "the executor's container was killed for memory; raise spec.sandbox.resources.limits.memory".into(),
+        ));
     }
     if let Some(courier) = terminated("courier") {
         let why = courier.reason.unwrap_or_default();
@@ -311,6 +333,11 @@ fn job_story(observed: &Observed) -> String {
     let conditions = observed.job.iter().flat_map(|j| j.status.iter()).flat_map(|s| s.conditions.iter().flatten());
     let failed = conditions.into_iter().find(|c| c.type_ == "Failed" && c.status == "True");
     failed.map_or_else(String::new, |c| {
-        format!(" (Job {}: {} {})", sandbox::object_name(&observed.fork), c.reason.as_deref().unwrap_or_default(), c.message.as_deref().unwrap_or_default())
+        format!(
+            " (Job {}: {} {})",
+            sandbox::object_name(&observed.fork),
+            c.reason.as_deref().unwrap_or_default(),
+            c.message.as_deref().unwrap_or_default()
+        )
     })
 }

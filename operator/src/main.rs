@@ -55,7 +55,8 @@ async fn main() -> anyhow::Result<()> {
     }
     rustls::crypto::aws_lc_rs::default_provider().install_default().map_err(|_| anyhow::anyhow!("another TLS provider is installed"))?;
     let metrics = Arc::new(Metrics::default());
-    let listener = tokio::net::TcpListener::bind(config.metrics_listen).await.with_context(|| format!("can't listen on {}", config.metrics_listen))?;
+    let listener =
+        tokio::net::TcpListener::bind(config.metrics_listen).await.with_context(|| format!("can't listen on {}", config.metrics_listen))?;
     let router = metrics::router(metrics.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
 
@@ -64,7 +65,9 @@ async fn main() -> anyhow::Result<()> {
     metrics.set_ready();
     let leadership = lease::Leadership::new(client.clone(), &config.pod_namespace, &config.pod_name);
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let mut stopping = Box::pin(async move { tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} } });
+    let mut stopping = Box::pin(async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    });
     tokio::select! {
         () = leadership.acquire() => {}
         () = &mut stopping => return Ok(()),
@@ -91,7 +94,9 @@ async fn wait_for_crd(client: &Client) {
             Ok(_) => return,
             Err(error) => {
                 if !said {
-                    tracing::error!("ReplayForks can't be listed ({error}); install the CRD (chart value crds.enabled, or kubectl apply -f crds/) and the operator's roles");
+                    tracing::error!(
+                        "ReplayForks can't be listed ({error}); install the CRD (chart value crds.enabled, or kubectl apply -f crds/) and the operator's roles"
+                    );
                     said = true;
                 }
                 tokio::time::sleep(Duration::from_secs(2)).await;

@@ -47,9 +47,11 @@ pub async fn observe(ctx: &Context, fork: &ReplayFork) -> Result<Observed, Error
     };
     // A claimed fork is about the pod that claimed it; else about the newest.
     let claimed = state != Some(ForkState::Registered);
-    let pod = found.items.iter().find(|p| claimed && p.uid() == claimed_by && claimed_by.is_some()).or_else(|| {
-        found.items.iter().max_by_key(|p| (p.metadata.deletion_timestamp.is_none(), p.creation_timestamp().map(|t| t.0)))
-    });
+    let pod = found
+        .items
+        .iter()
+        .find(|p| claimed && p.uid() == claimed_by && claimed_by.is_some())
+        .or_else(|| found.items.iter().max_by_key(|p| (p.metadata.deletion_timestamp.is_none(), p.creation_timestamp().map(|t| t.0))));
     let pod = pod.cloned();
     let starting = state == Some(ForkState::Registered);
     let others = if starting && job.is_none() { policies.list(&ListParams::default()).await?.items } else { Vec::new() };

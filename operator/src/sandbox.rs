@@ -90,7 +90,8 @@ pub fn network_policy(config: &Config, fork: &ReplayFork) -> Result<NetworkPolic
         "ports": [{"protocol": "TCP", "port": config.api_target_port}],
     })];
     for rule in sandbox_spec(fork).egress.unwrap_or_default() {
-        let ports: Vec<_> = rule.ports.iter().map(|p| json!({"port": p.port, "protocol": p.protocol.as_deref().unwrap_or("TCP")})).collect();
+        let ports: Vec<_> =
+            rule.ports.iter().map(|p| json!({"port": p.port, "protocol": p.protocol.as_deref().unwrap_or("TCP")})).collect();
         egress.push(json!({"to": [{"ipBlock": {"cidr": rule.cidr}}], "ports": ports}));
     }
     serde_json::from_value(json!({
@@ -270,10 +271,15 @@ pub fn job(config: &Config, fork: &ReplayFork, environment: &RunEnvironment, api
 fn resources(sandbox: &SandboxSpec) -> Value {
     let given = sandbox.resources.clone().unwrap_or_default();
     let (requests, limits) = (given.requests.unwrap_or_default(), given.limits.unwrap_or_default());
-    let or = |value: Option<_>, default: &str| value.map_or_else(|| json!(default), |v: k8s_openapi::apimachinery::pkg::util::intstr::IntOrString| match v {
-        k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::Int(n) => json!(n.to_string()),
-        k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::String(s) => json!(s),
-    });
+    let or = |value: Option<_>, default: &str| {
+        value.map_or_else(
+            || json!(default),
+            |v: k8s_openapi::apimachinery::pkg::util::intstr::IntOrString| match v {
+                k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::Int(n) => json!(n.to_string()),
+                k8s_openapi::apimachinery::pkg::util::intstr::IntOrString::String(s) => json!(s),
+            },
+        )
+    };
     json!({
         "requests": {"cpu": or(requests.cpu, "100m"), "memory": or(requests.memory, "128Mi")},
         "limits": {"cpu": or(limits.cpu, "1"), "memory": or(limits.memory, "1Gi")},

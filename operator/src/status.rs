@@ -64,9 +64,9 @@ pub fn status(observed: &Observed, diff: Option<&RunDiff>, viewer_url: Option<&s
             fill(&mut status, row);
             status.job_name = if row.plan.as_ref().is_some_and(|p| needs_sandbox(&p.counts)) { Some(object_name(fork)) } else { None };
             status.result = result(row, diff, old.result.as_ref());
-            status.viewer_url = viewer_url.zip(row.fork_run_name.as_ref()).map(|(base, run)| {
-                format!("{}/replay/{run}?namespace={}", base.trim_end_matches('/'), row.namespace)
-            });
+            status.viewer_url = viewer_url
+                .zip(row.fork_run_name.as_ref())
+                .map(|(base, run)| format!("{}/replay/{run}?namespace={}", base.trim_end_matches('/'), row.namespace));
         }
     }
     status.conditions = builder.conditions;
@@ -95,7 +95,8 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
             builder.set("Planned", "True", "Planned", &message);
         }
         None => {
-            let (reason, message) = row.result.as_ref().map_or_else(|| ("Pending".into(), "not planned yet"), |r| (r.reason.to_string(), r.message.as_str()));
+            let (reason, message) =
+                row.result.as_ref().map_or_else(|| ("Pending".into(), "not planned yet"), |r| (r.reason.to_string(), r.message.as_str()));
             builder.set("Planned", "False", &reason, message);
         }
     }
@@ -113,7 +114,9 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
     let story = if succeeded { summary(row) } else { result.message.clone() };
     match row.claimed_at {
         Some(_) => builder.set("SandboxReady", "False", "Finished", "the fork has ended"),
-        None if row.plan.as_ref().is_some_and(|p| needs_sandbox(&p.counts)) => builder.set("SandboxReady", "False", &reason, &result.message),
+        None if row.plan.as_ref().is_some_and(|p| needs_sandbox(&p.counts)) => {
+            builder.set("SandboxReady", "False", &reason, &result.message)
+        }
         None => builder.set("SandboxReady", "False", "NotNeeded", "nothing had to be executed"),
     }
     let ok = if succeeded { "True" } else { "False" };
@@ -127,13 +130,24 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
 
 fn summary(row: &Fork) -> String {
     row.result.as_ref().map_or_else(String::new, |r| {
-        format!("{} executed, {} reused, {} overridden, {} blocked; outcome {}", r.reexecuted, r.reused, r.overridden, r.blocked, r.outcome.map_or("–", |o| o.as_str()))
+        format!(
+            "{} executed, {} reused, {} overridden, {} blocked; outcome {}",
+            r.reexecuted,
+            r.reused,
+            r.overridden,
+            r.blocked,
+            r.outcome.map_or("–", |o| o.as_str())
+        )
     })
 }
 
 fn progress(observed: &Observed, row: &Fork) -> (&'static str, String) {
     if row.state == ForkState::Claimed {
-        let message = if observed.fork.spec.suspend == Some(true) { "running; spec.suspend has no effect on a fork that is claimed" } else { "running" };
+        let message = if observed.fork.spec.suspend == Some(true) {
+            "running; spec.suspend has no effect on a fork that is claimed"
+        } else {
+            "running"
+        };
         return ("Running", message.to_owned());
     }
     if observed.fork.spec.suspend == Some(true) {

@@ -46,7 +46,14 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let Self(status, reason, detail) = self;
         let title = status.canonical_reason().unwrap_or("error").to_owned();
-        let problem = Problem { r#type: format!("about:blank#{reason}"), title, status: status.as_u16(), detail, reason: reason.to_owned(), missing: vec![] };
+        let problem = Problem {
+            r#type: format!("about:blank#{reason}"),
+            title,
+            status: status.as_u16(),
+            detail,
+            reason: reason.to_owned(),
+            missing: vec![],
+        };
         (status, [("content-type", "application/problem+json")], Json(problem)).into_response()
     }
 }
@@ -92,7 +99,11 @@ impl Recorder {
     fn spool(&self, item: &Item) -> Result<(), Refused> {
         self.spool.add(item).map_err(|error| {
             tracing::error!(%error, "the spool can't be written");
-            Refused(StatusCode::INSUFFICIENT_STORAGE, "SpoolFull", format!("the recorder's spool can't be written ({error}); this was not recorded, go on without"))
+            Refused(
+                StatusCode::INSUFFICIENT_STORAGE,
+                "SpoolFull",
+                format!("the recorder's spool can't be written ({error}); this was not recorded, go on without"),
+            )
         })
     }
 
@@ -114,7 +125,11 @@ impl Recorder {
         let written = spans.iter().map(|s| i64::from(s.opening.is_some()) + i64::from(s.closing.is_some())).sum();
         for mut span in spans {
             if span.opening.is_none() && span.closing.is_none() {
-                return Err(Refused(StatusCode::BAD_REQUEST, "SpanInvalid", format!("span {:?}: give `opening`, `closing` or both", span.id)));
+                return Err(Refused(
+                    StatusCode::BAD_REQUEST,
+                    "SpanInvalid",
+                    format!("span {:?}: give `opening`, `closing` or both", span.id),
+                ));
             }
             if let Some(opening) = &mut span.opening {
                 {
@@ -161,7 +176,10 @@ async fn create_run(State(recorder): State<Arc<Recorder>>, request: Result<Json<
         home: given.home.or(ours.home),
     };
     let suffix = id.simple().to_string();
-    let asked = request.name.get_or_insert_with(|| format!("{}-{}", run_id::to_label(&request.agent).chars().take(57).collect::<String>(), &suffix[27..])).clone();
+    let asked = request
+        .name
+        .get_or_insert_with(|| format!("{}-{}", run_id::to_label(&request.agent).chars().take(57).collect::<String>(), &suffix[27..]))
+        .clone();
     recorder.state.lock().await.runs.insert(id, RunMemory::default());
     let named = recorder.uploader.name_of(id);
     recorder.spool(&Item::Run(request))?;
@@ -172,7 +190,11 @@ async fn create_run(State(recorder): State<Arc<Recorder>>, request: Result<Json<
     Ok((StatusCode::ACCEPTED, Json(RunCreated { id, name })))
 }
 
-async fn put_spans(State(recorder): State<Arc<Recorder>>, Path(run): Path<Uuid>, request: Result<Json<SpanBatch>, JsonRejection>) -> Answer<Ingested> {
+async fn put_spans(
+    State(recorder): State<Arc<Recorder>>,
+    Path(run): Path<Uuid>,
+    request: Result<Json<SpanBatch>, JsonRejection>,
+) -> Answer<Ingested> {
     recorder.take(run, body(request)?.spans).await
 }
 
@@ -184,7 +206,11 @@ async fn end_span(
     recorder.take(run, vec![SpanUpload { id: span, opening: None, closing: Some(body(request)?) }]).await
 }
 
-async fn finish(State(recorder): State<Arc<Recorder>>, Path(run): Path<Uuid>, request: Result<Json<FinishRun>, JsonRejection>) -> Answer<Ingested> {
+async fn finish(
+    State(recorder): State<Arc<Recorder>>,
+    Path(run): Path<Uuid>,
+    request: Result<Json<FinishRun>, JsonRejection>,
+) -> Answer<Ingested> {
     let mut finish = body(request)?;
     if finish.ended <= 0 {
         finish.ended = now();

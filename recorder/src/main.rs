@@ -76,8 +76,13 @@ fn main() -> anyhow::Result<()> {
     match config.command {
         Some(Command::Health) => runtime.block_on(health(config.listen)),
         None => {
-            tracing_subscriber::fmt().with_ansi(false).with_env_filter(EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?).init();
-            rustls::crypto::aws_lc_rs::default_provider().install_default().map_err(|_| anyhow::anyhow!("another TLS provider is installed"))?;
+            tracing_subscriber::fmt()
+                .with_ansi(false)
+                .with_env_filter(EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?)
+                .init();
+            rustls::crypto::aws_lc_rs::default_provider()
+                .install_default()
+                .map_err(|_| anyhow::anyhow!("another TLS provider is installed"))?;
             runtime.block_on(run(config))
         }
     }
@@ -91,7 +96,9 @@ async fn health(listen: SocketAddr) -> anyhow::Result<()> {
 async fn run(config: Config) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::bind(config.listen).await.with_context(|| format!("can't listen on {}", config.listen))?;
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stopping = async move { tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} } };
+    let stopping = async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    };
     if config.recorder == Switch::Off {
         tracing::warn!("RECORDER=off: nothing is recorded");
         axum::serve(listener, collector::discard()).with_graceful_shutdown(stopping).await?;
@@ -105,7 +112,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     };
     let spool = Arc::new(spool::Spool::open(&config.spool_dir)?);
     let workspace = match &config.workspace {
-        Some(root) => Some(workspace::Snapshots::start(root, &config.spool_dir, spool.clone(), Duration::from_secs(config.snapshot_seconds))?),
+        Some(root) => {
+            Some(workspace::Snapshots::start(root, &config.spool_dir, spool.clone(), Duration::from_secs(config.snapshot_seconds))?)
+        }
         None => None,
     };
     let token = config.token_file.clone().map_or(Token::None, Token::File);
@@ -118,7 +127,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!(waiting = spool.len(), "told to go: sending what is spooled");
     match tokio::time::timeout(Duration::from_secs(config.drain_seconds), uploader.drain()).await {
         Ok(()) => tracing::info!("everything was sent"),
-        Err(_) => tracing::error!(left = spool.len(), spool = %config.spool_dir.display(), "not everything could be sent in time; it is still in the spool"),
+        Err(_) => {
+            tracing::error!(left = spool.len(), spool = %config.spool_dir.display(), "not everything could be sent in time; it is still in the spool")
+        }
     }
     sending.abort();
     Ok(())

@@ -15,11 +15,22 @@ use uuid::Uuid;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Item {
     Run(CreateRun),
-    Spans { run: Uuid, spans: Vec<SpanUpload> },
+    Spans {
+        run: Uuid,
+        spans: Vec<SpanUpload>,
+    },
     /// A pack in the spool's folder, by its file's name.
-    Pack { file: String },
-    Snapshots { run: Uuid, snapshots: Vec<SnapshotUpload> },
-    Finish { run: Uuid, finish: FinishRun },
+    Pack {
+        file: String,
+    },
+    Snapshots {
+        run: Uuid,
+        snapshots: Vec<SnapshotUpload>,
+    },
+    Finish {
+        run: Uuid,
+        finish: FinishRun,
+    },
 }
 
 pub struct Spool {

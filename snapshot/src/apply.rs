@@ -20,7 +20,13 @@ use crate::tree::{Change, Nodes, diff, entry_at};
 ///
 /// # Errors
 /// A missing or hostile node or blob, or what the file system says; the entry is named.
-pub fn restore(root: &Path, nodes: &mut Nodes, blobs: &mut dyn Blobs, current: Option<&Digest>, target: &Digest) -> Result<(), SnapshotError> {
+pub fn restore(
+    root: &Path,
+    nodes: &mut Nodes,
+    blobs: &mut dyn Blobs,
+    current: Option<&Digest>,
+    target: &Digest,
+) -> Result<(), SnapshotError> {
     let changes = diff(nodes, blobs, current, Some(target))?;
     apply(root, nodes, blobs, target, &changes)
 }
@@ -192,7 +198,13 @@ fn set_time(folder: &impl AsFd, name: &[u8], mtime: i64) -> Result<(), Errno> {
 }
 
 /// Writing into a folder touches its time; those of all folders that were written in are set back, leaves first.
-fn restore_folder_times(top: &OwnedFd, nodes: &mut Nodes, blobs: &mut dyn Blobs, target: &Digest, changes: &[Change]) -> Result<(), SnapshotError> {
+fn restore_folder_times(
+    top: &OwnedFd,
+    nodes: &mut Nodes,
+    blobs: &mut dyn Blobs,
+    target: &Digest,
+    changes: &[Change],
+) -> Result<(), SnapshotError> {
     let mut folders = std::collections::BTreeSet::new();
     for change in changes {
         let mut path = change.path.as_slice();

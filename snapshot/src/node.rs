@@ -15,9 +15,19 @@ const MAGIC: &[u8] = b"RFT1";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `digest` is of the whole content; `chunks` are the blobs that make it up, empty where it is one blob of that digest.
-    File { size: u64, executable: bool, digest: Digest, chunks: Vec<Digest> },
-    Symlink { target: Vec<u8> },
-    Directory { content: Digest, node: Digest },
+    File {
+        size: u64,
+        executable: bool,
+        digest: Digest,
+        chunks: Vec<Digest>,
+    },
+    Symlink {
+        target: Vec<u8>,
+    },
+    Directory {
+        content: Digest,
+        node: Digest,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

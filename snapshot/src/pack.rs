@@ -201,7 +201,13 @@ mod tests {
     fn blobs_come_back_as_they_went_in() {
         let bytes = pack();
         let mut lengths = Vec::new();
-        parse_pack(&bytes).unwrap().each::<SnapshotError>(|_, content| { lengths.push(content.len()); Ok(()) }).unwrap();
+        parse_pack(&bytes)
+            .unwrap()
+            .each::<SnapshotError>(|_, content| {
+                lengths.push(content.len());
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(lengths, [3, 0, 300_000]);
     }
 

@@ -146,7 +146,13 @@ fn an_unchanged_workspace_is_not_read_again() {
     fs::remove_file(place.work.join("tick")).unwrap();
     place.capture();
     let mut packs = 0;
-    let third = place.capturer.capture(&mut |_| { packs += 1; Ok(()) }).unwrap();
+    let third = place
+        .capturer
+        .capture(&mut |_| {
+            packs += 1;
+            Ok(())
+        })
+        .unwrap();
     assert_eq!((third.read, packs, third.files), (0, 0, 1));
 }
 
@@ -159,7 +165,11 @@ fn what_is_no_file_folder_or_link_is_reported_and_left_out() {
     fs::create_dir(place.work.join("build")).unwrap();
     let captured = place.capturer.capture(&mut |pack| place.store.put_pack(&pack).map(drop)).unwrap();
     assert_eq!(captured.skipped.iter().map(|s| s.path.as_str()).collect::<Vec<_>>(), ["sock"]);
-    let names: Vec<_> = diff(&mut place.nodes, &mut place.store, None, Some(&captured.snapshot.node)).unwrap().into_iter().map(|c| path_text(&c.path)).collect();
+    let names: Vec<_> = diff(&mut place.nodes, &mut place.store, None, Some(&captured.snapshot.node))
+        .unwrap()
+        .into_iter()
+        .map(|c| path_text(&c.path))
+        .collect();
     assert_eq!(names, [".replayforkignore"]);
 }
 

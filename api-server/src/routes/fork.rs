@@ -30,7 +30,12 @@ async fn operator(app: &App, caller: &Caller) -> ApiResult<()> {
 
 /// Register and plan a fork.
 #[utoipa::path(put, path = "/api/v1/forks/{uid}", tag = "operator", params(("uid" = Uuid, Path)), request_body = RegisterFork, responses((status = 200, body = Fork), (status = 409, description = "Another spec, or the run is not sealed yet", body = replayfork_client::Problem)))]
-pub async fn register(State(app): State<App>, caller: Caller, Path(uid): Path<Uuid>, Body(request): Body<RegisterFork>) -> ApiResult<Json<Fork>> {
+pub async fn register(
+    State(app): State<App>,
+    caller: Caller,
+    Path(uid): Path<Uuid>,
+    Body(request): Body<RegisterFork>,
+) -> ApiResult<Json<Fork>> {
     operator(&app, &caller).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
@@ -55,7 +60,12 @@ pub async fn get(State(app): State<App>, caller: Caller, Path(uid): Path<Uuid>) 
 
 /// Say which pod is the fork's.
 #[utoipa::path(put, path = "/api/v1/forks/{uid}/pod", tag = "operator", params(("uid" = Uuid, Path)), request_body = NamePod, responses((status = 200, body = Fork)))]
-pub async fn name_pod(State(app): State<App>, caller: Caller, Path(uid): Path<Uuid>, Body(request): Body<NamePod>) -> ApiResult<Json<Fork>> {
+pub async fn name_pod(
+    State(app): State<App>,
+    caller: Caller,
+    Path(uid): Path<Uuid>,
+    Body(request): Body<NamePod>,
+) -> ApiResult<Json<Fork>> {
     operator(&app, &caller).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
@@ -76,7 +86,12 @@ pub async fn cancel(State(app): State<App>, caller: Caller, Path(uid): Path<Uuid
 
 /// End a fork; the first end stands and is returned.
 #[utoipa::path(post, path = "/api/v1/forks/{uid}/close", tag = "operator", params(("uid" = Uuid, Path)), request_body = CloseFork, responses((status = 200, body = ForkResult)))]
-pub async fn close(State(app): State<App>, caller: Caller, Path(uid): Path<Uuid>, Body(request): Body<CloseFork>) -> ApiResult<Json<ForkResult>> {
+pub async fn close(
+    State(app): State<App>,
+    caller: Caller,
+    Path(uid): Path<Uuid>,
+    Body(request): Body<CloseFork>,
+) -> ApiResult<Json<ForkResult>> {
     operator(&app, &caller).await?;
     Ok(Json(close_fork(&app, uid, &request).await?))
 }

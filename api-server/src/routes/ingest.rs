@@ -5,7 +5,9 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::{post, put};
 use bytes::Bytes;
-use replayfork_client::ingest::{CreateRun, FinishRun, HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated, SnapshotBatch, SpanBatch, SpanUpload};
+use replayfork_client::ingest::{
+    CreateRun, FinishRun, HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated, SnapshotBatch, SpanBatch, SpanUpload,
+};
 use replayfork_core::model::Closing;
 use uuid::Uuid;
 
@@ -41,13 +43,23 @@ pub async fn create_run(State(app): State<App>, caller: Caller, Body(request): B
 
 /// Send parts of spans; of a part sent twice, the first one stands.
 #[utoipa::path(post, path = "/v1/runs/{run}/spans", tag = "ingest", params(("run" = Uuid, Path)), request_body = SpanBatch, responses((status = 200, body = Ingested)))]
-pub async fn put_spans(State(app): State<App>, caller: Caller, Path(run): Path<Uuid>, Body(batch): Body<SpanBatch>) -> ApiResult<Json<Ingested>> {
+pub async fn put_spans(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<Uuid>,
+    Body(batch): Body<SpanBatch>,
+) -> ApiResult<Json<Ingested>> {
     write_spans(&app, &caller, run, &batch.spans).await
 }
 
 /// End a span.
 #[utoipa::path(post, path = "/v1/runs/{run}/spans/{span}/end", tag = "ingest", params(("run" = Uuid, Path), ("span" = String, Path)), request_body = Closing, responses((status = 200, body = Ingested)))]
-pub async fn end_span(State(app): State<App>, caller: Caller, Path((run, span)): Path<(Uuid, String)>, Body(closing): Body<Closing>) -> ApiResult<Json<Ingested>> {
+pub async fn end_span(
+    State(app): State<App>,
+    caller: Caller,
+    Path((run, span)): Path<(Uuid, String)>,
+    Body(closing): Body<Closing>,
+) -> ApiResult<Json<Ingested>> {
     write_spans(&app, &caller, run, &[SpanUpload { id: span, opening: None, closing: Some(closing) }]).await
 }
 
@@ -71,7 +83,12 @@ async fn write_spans(app: &App, caller: &Caller, run: Uuid, uploads: &[SpanUploa
 
 /// Say which workspace states lie around spans.
 #[utoipa::path(post, path = "/v1/runs/{run}/snapshots", tag = "ingest", params(("run" = Uuid, Path)), request_body = SnapshotBatch, responses((status = 204), (status = 409, description = "Blobs are missing", body = replayfork_client::Problem)))]
-pub async fn put_snapshots(State(app): State<App>, caller: Caller, Path(run): Path<Uuid>, Body(batch): Body<SnapshotBatch>) -> ApiResult<Json<Ingested>> {
+pub async fn put_snapshots(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<Uuid>,
+    Body(batch): Body<SnapshotBatch>,
+) -> ApiResult<Json<Ingested>> {
     let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
@@ -84,7 +101,12 @@ pub async fn put_snapshots(State(app): State<App>, caller: Caller, Path(run): Pa
 
 /// Finish and seal a run.
 #[utoipa::path(post, path = "/v1/runs/{run}/finish", tag = "ingest", params(("run" = Uuid, Path)), request_body = FinishRun, responses((status = 200, body = Ingested)))]
-pub async fn finish(State(app): State<App>, caller: Caller, Path(run): Path<Uuid>, Body(request): Body<FinishRun>) -> ApiResult<Json<Ingested>> {
+pub async fn finish(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<Uuid>,
+    Body(request): Body<FinishRun>,
+) -> ApiResult<Json<Ingested>> {
     let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;

@@ -34,7 +34,9 @@ pub fn router(app: App) -> axum::Router {
         .merge(system::router());
     if let Some(folder) = &app.config.viewer_dir {
         let page = ServeFile::new(folder.join("index.html"));
-        router = router.nest_service("/replay", ServeDir::new(folder).fallback(page)).route("/", get(|| async { axum::response::Redirect::to("/replay/") }));
+        router = router
+            .nest_service("/replay", ServeDir::new(folder).fallback(page))
+            .route("/", get(|| async { axum::response::Redirect::to("/replay/") }));
     }
     router
         .fallback(|| async { ApiError::not_found("RouteNotFound", "there is no such address; /openapi.json lists them") })
@@ -93,10 +95,41 @@ impl<T: serde::de::DeserializeOwned> axum::extract::FromRequest<App> for Body<T>
 #[openapi(
     info(title = "ReplayFork api-server", description = "Recorded agent runs, their forks, and the difference."),
     paths(
-        ingest::create_run, ingest::put_spans, ingest::end_span, ingest::put_snapshots, ingest::finish, ingest::goodbye, ingest::have, ingest::put_pack,
-        read::list_runs, read::get_run, read::list_spans, read::get_span, read::list_forks, read::tree, read::file, read::diff, read::plan, read::delete_run,
-        fork::register, fork::list, fork::get, fork::name_pod, fork::cancel, fork::close, fork::resource_gone,
-        sandbox::claim, sandbox::bundle, sandbox::snapshot, sandbox::have, sandbox::put_pack, sandbox::begin, sandbox::end, sandbox::reused, sandbox::wait, sandbox::close,
+        ingest::create_run,
+        ingest::put_spans,
+        ingest::end_span,
+        ingest::put_snapshots,
+        ingest::finish,
+        ingest::goodbye,
+        ingest::have,
+        ingest::put_pack,
+        read::list_runs,
+        read::get_run,
+        read::list_spans,
+        read::get_span,
+        read::list_forks,
+        read::tree,
+        read::file,
+        read::diff,
+        read::plan,
+        read::delete_run,
+        fork::register,
+        fork::list,
+        fork::get,
+        fork::name_pod,
+        fork::cancel,
+        fork::close,
+        fork::resource_gone,
+        sandbox::claim,
+        sandbox::bundle,
+        sandbox::snapshot,
+        sandbox::have,
+        sandbox::put_pack,
+        sandbox::begin,
+        sandbox::end,
+        sandbox::reused,
+        sandbox::wait,
+        sandbox::close,
     ),
     components(schemas(replayfork_client::Problem))
 )]

@@ -5,7 +5,9 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
-use replayfork_client::read::{PlanAnswer, PlanRequest, Run, RunDiff, RunPage, RunQuery, SpanDetail, SpanPage, SpanQuery, TreeEntry, TreeEntryKind, TreeListing};
+use replayfork_client::read::{
+    PlanAnswer, PlanRequest, Run, RunDiff, RunPage, RunQuery, SpanDetail, SpanPage, SpanQuery, TreeEntry, TreeEntryKind, TreeListing,
+};
 use replayfork_core::Digest;
 use replayfork_core::model::SnapshotRef;
 use replayfork_snapshot::{Kind, entry_at, path_bytes, path_text};
@@ -50,7 +52,13 @@ pub struct PathQuery {
     path: String,
 }
 
-async fn find(app: &App, caller: &Caller, right: Right, namespace: Option<&str>, run: &str) -> ApiResult<(deadpool_postgres::Object, Found)> {
+async fn find(
+    app: &App,
+    caller: &Caller,
+    right: Right,
+    namespace: Option<&str>,
+    run: &str,
+) -> ApiResult<(deadpool_postgres::Object, Found)> {
     let namespace = app.allowed(caller, right, namespace).await?;
     let db = app.db().await?;
     let found = runs::find(&db, &namespace, run).await?;
@@ -67,20 +75,35 @@ pub async fn list_runs(State(app): State<App>, caller: Caller, Query(query): Que
 
 /// One run.
 #[utoipa::path(get, path = "/api/v1/runs/{run}", tag = "read", params(("run" = String, Path, description = "Id or name"), Namespace), responses((status = 200, body = Run)))]
-pub async fn get_run(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<Namespace>) -> ApiResult<Json<Run>> {
+pub async fn get_run(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<String>,
+    Query(query): Query<Namespace>,
+) -> ApiResult<Json<Run>> {
     Ok(Json(find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?.1.run))
 }
 
 /// Spans of a run in order, without payloads.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/spans", tag = "read", params(("run" = String, Path), SpanQuery), responses((status = 200, body = SpanPage)))]
-pub async fn list_spans(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<SpanQuery>) -> ApiResult<Json<SpanPage>> {
+pub async fn list_spans(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<String>,
+    Query(query): Query<SpanQuery>,
+) -> ApiResult<Json<SpanPage>> {
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     Ok(Json(spans::page(&db, &found, &query).await?))
 }
 
 /// One span with its payloads.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/spans/{span}", tag = "read", params(("run" = String, Path), ("span" = String, Path, description = "Id, or a name unique in the run"), Namespace), responses((status = 200, body = SpanDetail)))]
-pub async fn get_span(State(app): State<App>, caller: Caller, Path((run, span)): Path<(String, String)>, Query(query): Query<Namespace>) -> ApiResult<Json<SpanDetail>> {
+pub async fn get_span(
+    State(app): State<App>,
+    caller: Caller,
+    Path((run, span)): Path<(String, String)>,
+    Query(query): Query<Namespace>,
+) -> ApiResult<Json<SpanDetail>> {
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     let (span, rid) = spans::one(&db, &found, &span).await?;
     let recorded_in = if rid == found.rid { found.run.id } else { runs::by_rid(&db, rid).await?.run.id };
@@ -91,16 +114,27 @@ pub async fn get_span(State(app): State<App>, caller: Caller, Path((run, span)):
 
 /// Forks of a run.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/forks", tag = "read", params(("run" = String, Path), Namespace), responses((status = 200, body = Vec<Run>)))]
-pub async fn list_forks(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<Namespace>) -> ApiResult<Json<Vec<Run>>> {
+pub async fn list_forks(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<String>,
+    Query(query): Query<Namespace>,
+) -> ApiResult<Json<Vec<Run>>> {
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     Ok(Json(runs::forks_of(&db, found.rid).await?))
 }
 
 /// The state's root, if it is one of this run or of its base: a digest alone opens nothing.
 async fn state_of(db: &deadpool_postgres::Object, found: &Found, digest: &str) -> ApiResult<SnapshotRef> {
-    let digest: Digest = digest.parse().map_err(|e: replayfork_core::digest::ParseDigestError| ApiError::bad_request("DigestInvalid", e.to_string()))?;
+    let digest: Digest =
+        digest.parse().map_err(|e: replayfork_core::digest::ParseDigestError| ApiError::bad_request("DigestInvalid", e.to_string()))?;
     let rids = vec![found.rid, found.base_rid.unwrap_or(found.rid)];
-    let row = db.query_opt("SELECT node, content FROM snapshots WHERE rid = ANY($1) AND (node = $2 OR content = $2) LIMIT 1", &[&rids, &digest.as_bytes()]).await?;
+    let row = db
+        .query_opt(
+            "SELECT node, content FROM snapshots WHERE rid = ANY($1) AND (node = $2 OR content = $2) LIMIT 1",
+            &[&rids, &digest.as_bytes()],
+        )
+        .await?;
     let read = |row: &tokio_postgres::Row, i| Digest::from_slice(row.get(i));
     row.and_then(|r| Some(SnapshotRef { node: read(&r, 0)?, content: read(&r, 1)? }))
         .ok_or_else(|| ApiError::not_found("SnapshotNotFound", format!("run {:?} has no workspace state {digest}", found.run.name)))
@@ -108,7 +142,12 @@ async fn state_of(db: &deadpool_postgres::Object, found: &Found, digest: &str) -
 
 /// A folder of a workspace state.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/snapshots/{digest}/tree", tag = "read", params(("run" = String, Path), ("digest" = String, Path), PathQuery), responses((status = 200, body = TreeListing)))]
-pub async fn tree(State(app): State<App>, caller: Caller, Path((run, digest)): Path<(String, String)>, Query(query): Query<PathQuery>) -> ApiResult<Json<TreeListing>> {
+pub async fn tree(
+    State(app): State<App>,
+    caller: Caller,
+    Path((run, digest)): Path<(String, String)>,
+    Query(query): Query<PathQuery>,
+) -> ApiResult<Json<TreeListing>> {
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     let snapshot = state_of(&db, &found, &digest).await?;
     let mut trees = Trees::default();
@@ -139,7 +178,12 @@ fn entry(entry: &replayfork_snapshot::Entry) -> TreeEntry {
 
 /// A file of a workspace state.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/snapshots/{digest}/file", tag = "read", params(("run" = String, Path), ("digest" = String, Path), PathQuery), responses((status = 200, content_type = "application/octet-stream")))]
-pub async fn file(State(app): State<App>, caller: Caller, Path((run, digest)): Path<(String, String)>, Query(query): Query<PathQuery>) -> ApiResult<impl IntoResponse> {
+pub async fn file(
+    State(app): State<App>,
+    caller: Caller,
+    Path((run, digest)): Path<(String, String)>,
+    Query(query): Query<PathQuery>,
+) -> ApiResult<impl IntoResponse> {
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     let snapshot = state_of(&db, &found, &digest).await?;
     let mut trees = Trees::default();
@@ -154,13 +198,22 @@ pub async fn file(State(app): State<App>, caller: Caller, Path((run, digest)): P
         content.extend(blobs::get(&db, found.ns, &digest).await?);
     }
     // Never rendered by a browser as a page of this origin.
-    let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff"), (header::CONTENT_DISPOSITION, "attachment")];
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_DISPOSITION, "attachment"),
+    ];
     Ok((headers, content))
 }
 
 /// The difference of two runs of one lineage.
 #[utoipa::path(get, path = "/api/v1/diffs/{a}/{b}", tag = "read", params(("a" = String, Path), ("b" = String, Path), Namespace), responses((status = 200, body = RunDiff)))]
-pub async fn diff(State(app): State<App>, caller: Caller, Path((a, b)): Path<(String, String)>, Query(query): Query<Namespace>) -> ApiResult<Json<RunDiff>> {
+pub async fn diff(
+    State(app): State<App>,
+    caller: Caller,
+    Path((a, b)): Path<(String, String)>,
+    Query(query): Query<Namespace>,
+) -> ApiResult<Json<RunDiff>> {
     // The operator reads the summary of the forks that it works for.
     let right = if app.auth.check(&caller, Right::OperateForks, None).await.is_ok() { Right::OperateForks } else { Right::GetRuns };
     let namespace = app.namespace(&caller, query.namespace.as_deref())?;
@@ -185,14 +238,20 @@ pub async fn plan(State(app): State<App>, caller: Caller, Body(request): Body<Pl
     })?;
     planning::check_sealed(&found)?;
     let source = planning::load(&db, &found).await?;
-    let (plan, overview) = planning::plan_fork(&app.config, &found, &source, &request.spec).map_err(|r| refused("ForkRefused", r.message))?;
+    let (plan, overview) =
+        planning::plan_fork(&app.config, &found, &source, &request.spec).map_err(|r| refused("ForkRefused", r.message))?;
     let plan = replayfork_core::plan::Plan { environment: overview.environment, ..plan };
     Ok(Json(PlanAnswer { run: found.run.id, run_name: found.run.name, plan }))
 }
 
 /// Delete a run. One that forks need is kept.
 #[utoipa::path(delete, path = "/api/v1/runs/{run}", tag = "act", params(("run" = String, Path), Namespace), responses((status = 204), (status = 409, description = "Forks need it", body = replayfork_client::Problem)))]
-pub async fn delete_run(State(app): State<App>, caller: Caller, Path(run): Path<String>, Query(query): Query<Namespace>) -> ApiResult<StatusCode> {
+pub async fn delete_run(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<String>,
+    Query(query): Query<Namespace>,
+) -> ApiResult<StatusCode> {
     let (mut db, found) = find(&app, &caller, Right::DeleteRuns, query.namespace.as_deref(), &run).await?;
     let tx = begin(&mut db).await?;
     runs::delete(&tx, &found).await?;

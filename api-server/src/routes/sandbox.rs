@@ -66,7 +66,12 @@ async fn pod(app: &App, headers: &HeaderMap, uid: Uuid) -> ApiResult<String> {
 
 /// Claim the fork, once.
 #[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/claim", tag = "sandbox", params(("uid" = Uuid, Path)), request_body = ClaimFork, responses((status = 200, body = Fork), (status = 409, description = "Claimed or ended", body = replayfork_client::Problem), (status = 425, description = "The pod is not named yet", body = replayfork_client::Problem)))]
-pub async fn claim(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap, Body(request): Body<ClaimFork>) -> ApiResult<Json<Fork>> {
+pub async fn claim(
+    State(app): State<App>,
+    Path(uid): Path<Uuid>,
+    headers: HeaderMap,
+    Body(request): Body<ClaimFork>,
+) -> ApiResult<Json<Fork>> {
     let pod = pod(&app, &headers, uid).await?;
     let nonce = hex::decode(&request.nonce).ok().filter(|n| n.len() == 32);
     let nonce = nonce.ok_or_else(|| ApiError::bad_request("NonceInvalid", "nonce: 32 random bytes in hex"))?;
@@ -99,7 +104,15 @@ pub async fn bundle(State(app): State<App>, Path(uid): Path<Uuid>, headers: Head
     let source = planning::load(&db, &found).await?;
     let sandbox = forks::get(&db, uid).await?.plan.map(|p| p.environment).unwrap_or_default();
     let deadline_seconds = spec.sandbox.deadline_seconds.unwrap_or(DEADLINE_SECONDS);
-    Ok(Json(Bundle { spec, plan_digest, recorded: source.environment, sandbox, spans: source.spans, changed: source.changed, deadline_seconds }))
+    Ok(Json(Bundle {
+        spec,
+        plan_digest,
+        recorded: source.environment,
+        sandbox,
+        spans: source.spans,
+        changed: source.changed,
+        deadline_seconds,
+    }))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -111,7 +124,12 @@ pub struct Base {
 
 /// All that a workspace state needs, as packs, each behind its length (u32, little-endian).
 #[utoipa::path(get, path = "/sandbox/v1/forks/{uid}/snapshots/{node}", tag = "sandbox", params(("uid" = Uuid, Path), ("node" = String, Path), Base), responses((status = 200, content_type = "application/octet-stream")))]
-pub async fn snapshot(State(app): State<App>, Path((uid, node)): Path<(Uuid, Digest)>, Query(query): Query<Base>, headers: HeaderMap) -> ApiResult<Response> {
+pub async fn snapshot(
+    State(app): State<App>,
+    Path((uid, node)): Path<(Uuid, Digest)>,
+    Query(query): Query<Base>,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
     let (db, claimed) = claimed(&app, &headers, uid).await?;
     forks::check_root(&db, &claimed, &node).await?;
     if let Some(base) = &query.base {
@@ -166,7 +184,12 @@ fn framed(pack: &mut PackBuilder) -> Bytes {
 
 /// Ask which blobs must be sent.
 #[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/blobs/have", tag = "sandbox", params(("uid" = Uuid, Path)), request_body = HaveBlobs, responses((status = 200, body = MissingBlobs)))]
-pub async fn have(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap, Body(request): Body<HaveBlobs>) -> ApiResult<Json<MissingBlobs>> {
+pub async fn have(
+    State(app): State<App>,
+    Path(uid): Path<Uuid>,
+    headers: HeaderMap,
+    Body(request): Body<HaveBlobs>,
+) -> ApiResult<Json<MissingBlobs>> {
     let (db, claimed) = claimed(&app, &headers, uid).await?;
     Ok(Json(MissingBlobs { missing: blobs::missing(&db, claimed.ns, &request.digests).await? }))
 }
@@ -186,7 +209,12 @@ async fn source_span(db: &impl deadpool_postgres::GenericClient, claimed: &forks
 
 /// Say that a step is about to be executed.
 #[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/spans/{span}/begin", tag = "sandbox", params(("uid" = Uuid, Path), ("span" = String, Path)), request_body = BeginSpan, responses((status = 204), (status = 409, description = "It was executed already, or the fork has ended", body = replayfork_client::Problem)))]
-pub async fn begin(State(app): State<App>, Path((uid, span)): Path<(Uuid, String)>, headers: HeaderMap, Body(request): Body<BeginSpan>) -> ApiResult<Json<()>> {
+pub async fn begin(
+    State(app): State<App>,
+    Path((uid, span)): Path<(Uuid, String)>,
+    headers: HeaderMap,
+    Body(request): Body<BeginSpan>,
+) -> ApiResult<Json<()>> {
     let pod = pod(&app, &headers, uid).await?;
     let mut db = app.db().await?;
     let tx = begin_tx(&mut db).await?;
@@ -199,7 +227,12 @@ pub async fn begin(State(app): State<App>, Path((uid, span)): Path<(Uuid, String
 
 /// A span's result.
 #[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/spans/{span}/end", tag = "sandbox", params(("uid" = Uuid, Path), ("span" = String, Path)), request_body = EndSpan, responses((status = 204), (status = 409, description = "Blobs are missing, or the fork has ended", body = replayfork_client::Problem)))]
-pub async fn end(State(app): State<App>, Path((uid, span)): Path<(Uuid, String)>, headers: HeaderMap, Body(request): Body<EndSpan>) -> ApiResult<Json<()>> {
+pub async fn end(
+    State(app): State<App>,
+    Path((uid, span)): Path<(Uuid, String)>,
+    headers: HeaderMap,
+    Body(request): Body<EndSpan>,
+) -> ApiResult<Json<()>> {
     let pod = pod(&app, &headers, uid).await?;
     let mut db = app.db().await?;
     let tx = begin_tx(&mut db).await?;
@@ -212,7 +245,12 @@ pub async fn end(State(app): State<App>, Path((uid, span)): Path<(Uuid, String)>
 
 /// Workspace states around a reused span, where they differ from the recorded ones.
 #[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/snapshots", tag = "sandbox", params(("uid" = Uuid, Path)), request_body = ReusedSnapshots, responses((status = 204)))]
-pub async fn reused(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap, Body(request): Body<ReusedSnapshots>) -> ApiResult<Json<()>> {
+pub async fn reused(
+    State(app): State<App>,
+    Path(uid): Path<Uuid>,
+    headers: HeaderMap,
+    Body(request): Body<ReusedSnapshots>,
+) -> ApiResult<Json<()>> {
     let pod = pod(&app, &headers, uid).await?;
     let mut db = app.db().await?;
     let tx = begin_tx(&mut db).await?;
@@ -238,7 +276,12 @@ pub async fn wait(State(app): State<App>, Path(uid): Path<Uuid>, headers: Header
 
 /// End the fork; the first end stands and is returned.
 #[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/close", tag = "sandbox", params(("uid" = Uuid, Path)), request_body = CloseFork, responses((status = 200, body = ForkResult)))]
-pub async fn close(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap, Body(request): Body<CloseFork>) -> ApiResult<(StatusCode, Json<ForkResult>)> {
+pub async fn close(
+    State(app): State<App>,
+    Path(uid): Path<Uuid>,
+    headers: HeaderMap,
+    Body(request): Body<CloseFork>,
+) -> ApiResult<(StatusCode, Json<ForkResult>)> {
     let pod = pod(&app, &headers, uid).await?;
     let fork = forks::get(&app.db().await?, uid).await?;
     if fork.pod_uid.as_deref() != Some(pod.as_str()) {

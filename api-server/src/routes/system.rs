@@ -31,3 +31,14 @@ async fn ready(State(app): State<App>) -> ApiResult<StatusCode> {
 async fn metrics(State(app): State<App>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], app.metrics.encode())
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_committed_document_is_what_the_routes_say() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/openapi.json");
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        let now = super::document().to_pretty_json().expect("the document is JSON");
+        assert_eq!(committed.trim(), now.trim(), "{}: run `make generate`", path.display());
+    }
+}

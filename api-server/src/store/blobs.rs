@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use deadpool_postgres::GenericClient;
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, Blobs, Directory, Frame, Nodes, SnapshotError, parse_pack, read_frame};
-use deadpool_postgres::GenericClient;
 
 use crate::problem::{ApiError, ApiResult};
 
@@ -50,7 +50,10 @@ pub async fn put_pack(client: &impl GenericClient, ns: i32, bytes: &[u8]) -> Api
     let (frame_at, frame_len) = (column(&|b| b.frame.at), column(&|b| b.frame.len));
     let (raw_at, raw_len) = (column(&|b| b.offset), column(&|b| b.len));
     let row = client
-        .query_one("INSERT INTO packs (ns, size, data) VALUES ($1, $2, $3) RETURNING pack", &[&ns, &(pack.frames.len() as i32), &pack.frames])
+        .query_one(
+            "INSERT INTO packs (ns, size, data) VALUES ($1, $2, $3) RETURNING pack",
+            &[&ns, &(pack.frames.len() as i32), &pack.frames],
+        )
         .await?;
     let id: i64 = row.get(0);
     // Sorted, so that two uploads of the same blobs lock them in the same order.

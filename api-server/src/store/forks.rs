@@ -1,5 +1,6 @@
 //! Forks: registered, claimed, terminal.
 
+use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{
     BeginSpan, BlockedSpan, CloseReason, EndSpan, Fork, ForkResult, ForkState, PlanOverview, RegisterFork, ReusedSnapshots,
 };
@@ -11,7 +12,6 @@ use replayfork_core::model::{Closing, Fidelity, Opening, Output, Span, SpanKind,
 use replayfork_core::plan::{Mark, Plan};
 use replayfork_core::source::Source;
 use serde_json::Value;
-use deadpool_postgres::GenericClient;
 use uuid::Uuid;
 
 use crate::config::Config;
@@ -51,7 +51,11 @@ fn view(row: &tokio_postgres::Row) -> ApiResult<Fork> {
         plan,
         pod_uid: row.get("pod_uid"),
         cancel_requested_at: row.get("cancel_requested_at"),
-        deletion_policy: if row.get::<_, &str>("deletion_policy") == "DeleteRun" { DeletionPolicy::DeleteRun } else { DeletionPolicy::Retain },
+        deletion_policy: if row.get::<_, &str>("deletion_policy") == "DeleteRun" {
+            DeletionPolicy::DeleteRun
+        } else {
+            DeletionPolicy::Retain
+        },
         result,
         registered_at: row.get("registered_at"),
         claimed_at: row.get("claimed_at"),
@@ -102,7 +106,10 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
     let digest = spec_digest(&request.spec);
     if let Some(row) = client.query_opt("SELECT spec_digest FROM forks WHERE uid = $1", &[&uid]).await? {
         if row.get::<_, &[u8]>(0) != digest.as_bytes() {
-            return Err(ApiError::conflict("SpecChanged", format!("fork {uid} was registered with another spec; specs don't change: create a new ReplayFork")));
+            return Err(ApiError::conflict(
+                "SpecChanged",
+                format!("fork {uid} was registered with another spec; specs don't change: create a new ReplayFork"),
+            ));
         }
         let policy = deletion_policy(&request.spec);
         client.execute("UPDATE forks SET deletion_policy = $2 WHERE uid = $1 AND deletion_policy <> $2", &[&uid, &policy]).await?;
@@ -155,7 +162,17 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
 
 /// A fork that has no plan is terminal at once.
 async fn refuse(client: &impl GenericClient, uid: Uuid, reason: CloseReason, message: String) -> ApiResult<Fork> {
-    let result = ForkResult { reason, message, outcome: None, source_outcome: None, reexecuted: 0, reused: 0, overridden: 0, blocked: 0, blocked_spans: vec![] };
+    let result = ForkResult {
+        reason,
+        message,
+        outcome: None,
+        source_outcome: None,
+        reexecuted: 0,
+        reused: 0,
+        overridden: 0,
+        blocked: 0,
+        blocked_spans: vec![],
+    };
     make_terminal(client, uid, &result).await?;
     get(client, uid).await
 }
@@ -211,7 +228,14 @@ async fn create_run(
 }
 
 /// Overridden and blocked spans of a fork that needs no pod.
-async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, spec: &Value, source: &Source, plan: &Plan, now: i64) -> ApiResult<()> {
+async fn record_without_sandbox(
+    client: &impl GenericClient,
+    uid: Uuid,
+    spec: &Value,
+    source: &Source,
+    plan: &Plan,
+    now: i64,
+) -> ApiResult<()> {
     let spec: ForkSpec = serde_json::from_value(spec.clone()).map_err(|e| ApiError::internal(&e))?;
     for planned in &plan.spans {
         let Some(index) = source.index(&planned.id) else { continue };
@@ -241,15 +265,18 @@ async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, spec: &V
             Some(_) => return Err(ApiError::internal(&"a span that may run in a plan without a sandbox")),
         };
         let opening = Opening { started: now, ..record.opening.clone() };
-        let (snapshot_before, snapshot_after) = if fidelity == Fidelity::Overridden { (record.snapshot_before, record.snapshot_after) } else { (None, None) };
-        write_result(client, uid, record, &EndSpan { fidelity, opening, closing, snapshot_before, snapshot_after, input_digest: None }).await?;
+        let (snapshot_before, snapshot_after) =
+            if fidelity == Fidelity::Overridden { (record.snapshot_before, record.snapshot_after) } else { (None, None) };
+        write_result(client, uid, record, &EndSpan { fidelity, opening, closing, snapshot_before, snapshot_after, input_digest: None })
+            .await?;
     }
     Ok(())
 }
 
 fn overriding(source: &Source, spec: &ForkSpec, index: usize) -> ApiResult<Output> {
     let fork_span = source.find("spec.source.span", &spec.source.run, &spec.source.span).map_err(|e| ApiError::internal(&e))?;
-    let patches = replayfork_core::patch::Patches::resolve(source, &spec.source, fork_span, &spec.patches).map_err(|e| ApiError::internal(&e))?;
+    let patches =
+        replayfork_core::patch::Patches::resolve(source, &spec.source, fork_span, &spec.patches).map_err(|e| ApiError::internal(&e))?;
     let output = patches.output.get(&index).ok_or_else(|| ApiError::internal(&"an overridden span without an override"))?;
     Ok(Output::overridden(&output.text, output.exit_code.unwrap_or(0)))
 }
@@ -288,11 +315,16 @@ pub async fn claimed(client: &impl GenericClient, uid: Uuid, pod_uid: &str) -> A
 /// # Errors
 /// 425 until the operator has named the pod; 409 for any other pod or number, and after the end.
 pub async fn claim(client: &impl GenericClient, uid: Uuid, pod_uid: &str, nonce: &[u8]) -> ApiResult<()> {
-    let row = client.query_opt("SELECT state, pod_uid, claim FROM forks WHERE uid = $1 FOR UPDATE", &[&uid]).await?.ok_or_else(|| unknown(uid))?;
+    let row = client
+        .query_opt("SELECT state, pod_uid, claim FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
+        .await?
+        .ok_or_else(|| unknown(uid))?;
     let (state, named, claim): (&str, Option<&str>, Option<&[u8]>) = (row.get(0), row.get(1), row.get(2));
     match (state, named) {
         ("terminal", _) => Err(ApiError::conflict("ForkTerminal", "the fork has ended; its result stands")),
-        (_, None) => Err(ApiError::new(axum::http::StatusCode::TOO_EARLY, "PodNotNamed", "the operator has not named the fork's pod yet; try again")),
+        (_, None) => {
+            Err(ApiError::new(axum::http::StatusCode::TOO_EARLY, "PodNotNamed", "the operator has not named the fork's pod yet; try again"))
+        }
         (_, Some(pod)) if pod != pod_uid => Err(ApiError::conflict("ForkClaimed", "another pod is this fork's")),
         ("claimed", _) if claim == Some(nonce) => Ok(()),
         ("claimed", _) => Err(ApiError::conflict("ForkClaimed", "the fork is already claimed; a fork runs at most once")),
@@ -326,9 +358,12 @@ pub async fn name_pod(client: &impl GenericClient, uid: Uuid, pod_uid: &str) -> 
 /// # Errors
 /// 409 where the step was begun before, or the fork is not this pod's.
 pub async fn begin(client: &impl GenericClient, uid: Uuid, claimed: &Claimed, span: &Span, begin: &BeginSpan) -> ApiResult<()> {
-    let inserted = client.execute("INSERT INTO fork_steps (uid, span_id, state) VALUES ($1, $2, 'begun') ON CONFLICT DO NOTHING", &[&uid, &span.id]).await?;
+    let inserted = client
+        .execute("INSERT INTO fork_steps (uid, span_id, state) VALUES ($1, $2, 'begun') ON CONFLICT DO NOTHING", &[&uid, &span.id])
+        .await?;
     if inserted == 0 {
-        let state: String = client.query_one("SELECT state FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?.get(0);
+        let state: String =
+            client.query_one("SELECT state FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?.get(0);
         if state == "ended" {
             return Err(ApiError::conflict("StepEnded", format!("span {:?} was executed already", span.id)));
         }
@@ -351,7 +386,10 @@ pub async fn begin(client: &impl GenericClient, uid: Uuid, claimed: &Claimed, sp
 pub async fn end(client: &impl GenericClient, uid: Uuid, span: &Span, result: &EndSpan) -> ApiResult<()> {
     if result.fidelity == Fidelity::Reexecuted {
         let updated = client
-            .query_opt("UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND span_id = $2 AND state = 'begun' RETURNING 1", &[&uid, &span.id])
+            .query_opt(
+                "UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND span_id = $2 AND state = 'begun' RETURNING 1",
+                &[&uid, &span.id],
+            )
             .await?;
         if updated.is_none() {
             let row = client.query_opt("SELECT 1 FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?;
@@ -366,7 +404,14 @@ async fn bump(client: &impl GenericClient, rid: i64) -> ApiResult<(i64, i32)> {
     Ok((row.get(0), row.get(1)))
 }
 
-async fn insert_row(client: &impl GenericClient, rid: i64, span: &str, rev: i64, fidelity: Fidelity, digest: Option<&Digest>) -> ApiResult<()> {
+async fn insert_row(
+    client: &impl GenericClient,
+    rid: i64,
+    span: &str,
+    rev: i64,
+    fidelity: Fidelity,
+    digest: Option<&Digest>,
+) -> ApiResult<()> {
     client
         .execute(
             "INSERT INTO spans (rid, span_id, rev, status, fidelity, input_digest, pay_rid) VALUES ($1, $2, $3, $4, $5, $6, $1) ON CONFLICT DO NOTHING",
@@ -399,7 +444,8 @@ async fn put_states(
     before: Option<replayfork_core::model::SnapshotRef>,
     after: Option<replayfork_core::model::SnapshotRef>,
 ) -> ApiResult<()> {
-    let upload = |edge, snapshot: Option<_>| snapshot.map(|s| SnapshotUpload { span: span.to_owned(), edge, snapshot: Some(s), missing: None });
+    let upload =
+        |edge, snapshot: Option<_>| snapshot.map(|s| SnapshotUpload { span: span.to_owned(), edge, snapshot: Some(s), missing: None });
     let uploads: Vec<_> = upload(Edge::Before, before).into_iter().chain(upload(Edge::After, after)).collect();
     snapshots::put(client, ns, rid, &uploads).await
 }
@@ -417,7 +463,12 @@ pub async fn reused(client: &impl GenericClient, claimed: &Claimed, states: &Reu
 /// # Errors
 /// 404.
 pub async fn request_cancel(client: &impl GenericClient, uid: Uuid) -> ApiResult<()> {
-    client.execute("UPDATE forks SET cancel_requested_at = now() WHERE uid = $1 AND state <> 'terminal' AND cancel_requested_at IS NULL", &[&uid]).await?;
+    client
+        .execute(
+            "UPDATE forks SET cancel_requested_at = now() WHERE uid = $1 AND state <> 'terminal' AND cancel_requested_at IS NULL",
+            &[&uid],
+        )
+        .await?;
     Ok(())
 }
 
@@ -426,7 +477,10 @@ pub async fn request_cancel(client: &impl GenericClient, uid: Uuid) -> ApiResult
 /// # Errors
 /// 404.
 pub async fn asked_to_stop(client: &impl GenericClient, uid: Uuid) -> ApiResult<(bool, bool)> {
-    let row = client.query_opt("SELECT cancel_requested_at IS NOT NULL, state = 'terminal' FROM forks WHERE uid = $1", &[&uid]).await?.ok_or_else(|| unknown(uid))?;
+    let row = client
+        .query_opt("SELECT cancel_requested_at IS NOT NULL, state = 'terminal' FROM forks WHERE uid = $1", &[&uid])
+        .await?
+        .ok_or_else(|| unknown(uid))?;
     Ok((row.get(0), row.get(1)))
 }
 
@@ -506,7 +560,10 @@ async fn interrupt_open_steps(client: &impl GenericClient, uid: Uuid, fork_rid: 
 
 async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
     let rows = client
-        .query("SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id", &[&fork_rid])
+        .query(
+            "SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id",
+            &[&fork_rid],
+        )
         .await?;
     for row in &rows {
         match Fidelity::from_code(row.get("fidelity")) {
@@ -516,7 +573,8 @@ async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, 
                 result.blocked += 1;
                 let blocked: Option<Value> = row.get("blocked");
                 if result.blocked_spans.len() < SHOWN
-                    && let (Some(blocked), Some(kind)) = (blocked.and_then(|b| serde_json::from_value(b).ok()), SpanKind::from_code(row.get("kind")))
+                    && let (Some(blocked), Some(kind)) =
+                        (blocked.and_then(|b| serde_json::from_value(b).ok()), SpanKind::from_code(row.get("kind")))
                 {
                     result.blocked_spans.push(BlockedSpan { span: row.get("span_id"), name: row.get("name"), kind, blocked });
                 }
@@ -573,7 +631,8 @@ pub async fn resource_gone(client: &impl GenericClient, uid: Uuid, now: i64) -> 
 /// # Errors
 /// 404.
 pub async fn spec_of(client: &impl GenericClient, uid: Uuid) -> ApiResult<(Value, Digest, i64)> {
-    let row = client.query_opt("SELECT spec, plan_digest, source_rid FROM forks WHERE uid = $1 AND source_rid IS NOT NULL", &[&uid]).await?;
+    let row =
+        client.query_opt("SELECT spec, plan_digest, source_rid FROM forks WHERE uid = $1 AND source_rid IS NOT NULL", &[&uid]).await?;
     let row = row.ok_or_else(|| unknown(uid))?;
     let digest = row.get::<_, Option<&[u8]>>(1).and_then(Digest::from_slice).ok_or_else(|| unknown(uid))?;
     Ok((row.get(0), digest, row.get(2)))
@@ -585,7 +644,10 @@ pub async fn spec_of(client: &impl GenericClient, uid: Uuid) -> ApiResult<(Value
 /// 404 otherwise.
 pub async fn check_root(client: &impl GenericClient, claimed: &Claimed, node: &Digest) -> ApiResult<()> {
     let row = client
-        .query_opt("SELECT 1 FROM snapshots WHERE rid = ANY($1) AND node = $2 LIMIT 1", &[&vec![claimed.source_rid, claimed.fork_rid], &node.as_bytes()])
+        .query_opt(
+            "SELECT 1 FROM snapshots WHERE rid = ANY($1) AND node = $2 LIMIT 1",
+            &[&vec![claimed.source_rid, claimed.fork_rid], &node.as_bytes()],
+        )
         .await?;
     row.map(drop).ok_or_else(|| ApiError::not_found("SnapshotNotFound", format!("{node} is no workspace state of this fork or its source")))
 }

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use deadpool_postgres::GenericClient;
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, PackBuilder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use deadpool_postgres::GenericClient;
 
 use crate::problem::{ApiError, ApiResult};
 use crate::store::blobs;
@@ -71,7 +71,10 @@ impl Writer {
         for (segment, raw) in &self.closed {
             let data = zstd::bulk::compress(raw, 1).map_err(|e| ApiError::internal(&e))?;
             client
-                .execute("INSERT INTO segments (rid, segment, raw_len, data) VALUES ($1, $2, $3, $4)", &[&rid, segment, &(raw.len() as i32), &data])
+                .execute(
+                    "INSERT INTO segments (rid, segment, raw_len, data) VALUES ($1, $2, $3, $4)",
+                    &[&rid, segment, &(raw.len() as i32), &data],
+                )
                 .await?;
         }
         if !self.blobs.is_empty() {
@@ -93,7 +96,8 @@ impl Reader {
     /// # Errors
     /// What the database says.
     pub async fn load(&mut self, client: &impl GenericClient, places: impl Iterator<Item = (i64, &Place)>) -> ApiResult<()> {
-        let mut wanted: Vec<(i64, i32)> = places.filter_map(|(rid, p)| Some((rid, p.segment?))).filter(|k| !self.segments.contains_key(k)).collect();
+        let mut wanted: Vec<(i64, i32)> =
+            places.filter_map(|(rid, p)| Some((rid, p.segment?))).filter(|k| !self.segments.contains_key(k)).collect();
         wanted.sort_unstable();
         wanted.dedup();
         let (rids, segments): (Vec<i64>, Vec<i32>) = wanted.into_iter().unzip();

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{CreateRun, FinishRun, RunCreated};
 use replayfork_client::read::{ForkedFrom, Run, RunKind, RunPage, RunQuery, RunState};
 use replayfork_client::run_id;
 use replayfork_core::model::{RunEnvironment, Status};
 use serde::de::DeserializeOwned;
-use tokio_postgres::types::ToSql;
-use deadpool_postgres::GenericClient;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::problem::{ApiError, ApiResult};
@@ -174,7 +174,9 @@ pub async fn list(client: &impl GenericClient, namespace: &str, query: &RunQuery
     }
     let before = match &query.before {
         None => i64::MAX,
-        Some(cursor) => cursor.parse().map_err(|_| ApiError::bad_request("CursorInvalid", format!("before: {cursor:?} is no cursor of a run list")))?,
+        Some(cursor) => {
+            cursor.parse().map_err(|_| ApiError::bad_request("CursorInvalid", format!("before: {cursor:?} is no cursor of a run list")))?
+        }
     };
     let pattern = query.q.as_ref().map(|q| format!("%{}%", q.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")));
     let state = query.state.map(|s| serde_json::json!(s).as_str().unwrap_or_default().to_owned());
@@ -247,7 +249,9 @@ pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &F
                     &[&rid, span],
                 )
                 .await?;
-            let row = row.ok_or_else(|| ApiError::bad_request("SpanNotFound", format!("decided_by: run {run} has no span with the id or name {span:?}")))?;
+            let row = row.ok_or_else(|| {
+                ApiError::bad_request("SpanNotFound", format!("decided_by: run {run} has no span with the id or name {span:?}"))
+            })?;
             Some(row.get::<_, String>(0))
         }
     };
@@ -293,10 +297,14 @@ pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<u64> {
 pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()> {
     let rid = found.rid;
     client.execute("SELECT 1 FROM runs WHERE rid = $1 FOR UPDATE", &[&rid]).await?;
-    let needing = client.query("SELECT r.name FROM run_deps d JOIN runs r USING (rid) WHERE d.needs = $1 ORDER BY r.rid LIMIT 20", &[&rid]).await?;
+    let needing =
+        client.query("SELECT r.name FROM run_deps d JOIN runs r USING (rid) WHERE d.needs = $1 ORDER BY r.rid LIMIT 20", &[&rid]).await?;
     if !needing.is_empty() {
         let names: Vec<String> = needing.iter().map(|r| r.get(0)).collect();
-        return Err(ApiError::conflict("RunNeeded", format!("run {:?} is needed by its forks ({}); delete these first", found.run.name, names.join(", "))));
+        return Err(ApiError::conflict(
+            "RunNeeded",
+            format!("run {:?} is needed by its forks ({}); delete these first", found.run.name, names.join(", ")),
+        ));
     }
     for table in ["spans", "span_events", "span_edges", "segments", "snapshots", "run_deps"] {
         client.execute(&format!("DELETE FROM {table} WHERE rid = $1"), &[&rid]).await?;

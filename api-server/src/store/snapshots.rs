@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
+use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
 use replayfork_core::model::SnapshotRef;
-use deadpool_postgres::GenericClient;
 use tokio_postgres::Row;
 
 use crate::problem::{ApiError, ApiResult};
@@ -25,7 +25,12 @@ pub async fn put(client: &impl GenericClient, ns: i32, rid: i64, uploads: &[Snap
                 (Some(snapshot.node.as_bytes()), Some(snapshot.content.as_bytes()))
             }
             (None, Some(_)) => (None, None),
-            _ => return Err(ApiError::bad_request("SnapshotInvalid", format!("snapshot of span {:?}: give `snapshot` or `missing`", upload.span))),
+            _ => {
+                return Err(ApiError::bad_request(
+                    "SnapshotInvalid",
+                    format!("snapshot of span {:?}: give `snapshot` or `missing`", upload.span),
+                ));
+            }
         };
         client
             .execute(

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{Edge, SpanUpload};
 use replayfork_client::read::{SpanPage, SpanQuery, SpanSummary};
 use replayfork_core::Digest;
 use replayfork_core::model::{Closing, Fidelity, Opening, Span, SpanKind, Status, Verdict};
-use deadpool_postgres::GenericClient;
 use tokio_postgres::Row;
 
 use crate::problem::{ApiError, ApiResult};
@@ -24,7 +24,9 @@ const MAX_NAME: usize = 512;
 /// # Errors
 /// 400 naming the span and the field.
 pub fn check(upload: &SpanUpload) -> ApiResult<()> {
-    let bad = |message: String| Err(ApiError::bad_request("SpanInvalid", format!("span {:?}: {message}", upload.id.chars().take(64).collect::<String>())));
+    let bad = |message: String| {
+        Err(ApiError::bad_request("SpanInvalid", format!("span {:?}: {message}", upload.id.chars().take(64).collect::<String>())))
+    };
     if upload.id.is_empty() || upload.id.len() > MAX_ID || upload.id.contains('\0') {
         return bad(format!("id: has 1 to {MAX_ID} characters and no NUL"));
     }
@@ -87,7 +89,10 @@ pub async fn upsert(client: &impl GenericClient, ns: i32, rid: i64, rev: i64, se
         let closing = closing.filter(|_| !had.is_some_and(|(_, closing)| closing));
         if had.is_none() {
             client
-                .execute("INSERT INTO spans (rid, span_id, rev, status, pay_rid) VALUES ($1, $2, $3, $4, $1)", &[&rid, &id, &rev, &Status::Running.code()])
+                .execute(
+                    "INSERT INTO spans (rid, span_id, rev, status, pay_rid) VALUES ($1, $2, $3, $4, $1)",
+                    &[&rid, &id, &rev, &Status::Running.code()],
+                )
                 .await?;
             new_spans += 1;
         }
@@ -119,14 +124,33 @@ pub async fn upsert(client: &impl GenericClient, ns: i32, rid: i64, rev: i64, se
 
 /// # Errors
 /// What the database says.
-pub async fn write_opening(client: &impl GenericClient, rid: i64, id: &str, rev: i64, ord: i64, opening: &Opening, place: &Place) -> ApiResult<()> {
+pub async fn write_opening(
+    client: &impl GenericClient,
+    rid: i64,
+    id: &str,
+    rev: i64,
+    ord: i64,
+    opening: &Opening,
+    place: &Place,
+) -> ApiResult<()> {
     client
         .execute(
             "UPDATE spans SET rev = $3, ord = $4, parent_id = $5, kind = $6, started = $7, name = $8, model = $9,
                in_segment = $10, in_at = $11, in_len = $12, in_blob = $13 WHERE rid = $1 AND span_id = $2",
             &[
-                &rid, &id, &rev, &ord, &opening.parent, &opening.kind.code(), &opening.started, &opening.name, &opening.model,
-                &place.segment, &place.at, &place.len, &place.blob,
+                &rid,
+                &id,
+                &rev,
+                &ord,
+                &opening.parent,
+                &opening.kind.code(),
+                &opening.started,
+                &opening.name,
+                &opening.model,
+                &place.segment,
+                &place.at,
+                &place.len,
+                &place.blob,
             ],
         )
         .await?;
@@ -190,7 +214,9 @@ fn summary(row: &Row) -> ApiResult<SpanSummary> {
 /// The run's own row over its base's, in the order of the base; for a run that is no fork just its rows.
 async fn rows(client: &impl GenericClient, found: &Found, after: Option<(i64, &str)>, limit: i64) -> ApiResult<Vec<Row>> {
     let (after_ord, after_id) = after.unwrap_or((i64::MIN, ""));
-    let page = format!("SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL AND (s.ord, s.span_id) > ($2, $3) ORDER BY s.ord, s.span_id LIMIT $4");
+    let page = format!(
+        "SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL AND (s.ord, s.span_id) > ($2, $3) ORDER BY s.ord, s.span_id LIMIT $4"
+    );
     let base = found.base_rid.unwrap_or(found.rid);
     let mut rows = client.query(&page, &[&base, &after_ord, &after_id, &limit]).await?;
     if found.base_rid.is_some() && !rows.is_empty() {
@@ -246,7 +272,12 @@ pub async fn page(client: &impl GenericClient, found: &Found, query: &SpanQuery)
         None => 1,
         Some((ord, id)) => {
             let base = found.base_rid.unwrap_or(found.rid);
-            let row = client.query_one("SELECT count(*) FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (ord, span_id) <= ($2, $3)", &[&base, &ord, &id]).await?;
+            let row = client
+                .query_one(
+                    "SELECT count(*) FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (ord, span_id) <= ($2, $3)",
+                    &[&base, &ord, &id],
+                )
+                .await?;
             row.get::<_, i64>(0) + 1
         }
     };
@@ -316,7 +347,9 @@ pub async fn one(client: &impl GenericClient, found: &Found, span: &str) -> ApiR
             return Err(ApiError::conflict("SpanAmbiguous", detail));
         }
     };
-    let sql = format!("SELECT {NARROW} FROM spans s WHERE s.rid = ANY($1) AND s.span_id = $2 AND s.ord IS NOT NULL ORDER BY (s.rid = $3) DESC LIMIT 1");
+    let sql = format!(
+        "SELECT {NARROW} FROM spans s WHERE s.rid = ANY($1) AND s.span_id = $2 AND s.ord IS NOT NULL ORDER BY (s.rid = $3) DESC LIMIT 1"
+    );
     let row = client.query_one(&sql, &[&vec![found.rid, base], id, &found.rid]).await?;
     let rid: i64 = row.get("rid");
     let mut spans = whole(client, found, std::slice::from_ref(&row)).await?;

@@ -44,7 +44,10 @@ impl Api {
     }
 
     fn span(&self, span: &str, rest: &str) -> String {
-        let encoded: String = span.bytes().map(|b| if b.is_ascii_alphanumeric() || b"-_.".contains(&b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect();
+        let encoded: String = span
+            .bytes()
+            .map(|b| if b.is_ascii_alphanumeric() || b"-_.".contains(&b) { (b as char).to_string() } else { format!("%{b:02X}") })
+            .collect();
         format!("{}/spans/{encoded}/{rest}", self.base)
     }
 

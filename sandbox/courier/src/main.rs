@@ -126,12 +126,20 @@ async fn carry_out(args: Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn attempt(args: &Run, api: &Api, stop: &watch::Sender<Option<Stop>>, stopped: watch::Receiver<Option<Stop>>) -> anyhow::Result<Finish> {
+async fn attempt(
+    args: &Run,
+    api: &Api,
+    stop: &watch::Sender<Option<Stop>>,
+    stopped: watch::Receiver<Option<Stop>>,
+) -> anyhow::Result<Finish> {
     let bundle = api.bundle().await?;
     let source = Source::new(bundle.recorded, bundle.spans, bundle.changed);
     let replay = Replay::new(&source, &bundle.spec).context("the plan can't be made again")?;
     if replay.plan.digest != bundle.plan_digest {
-        let message = format!("the sandbox's plan {} is not the pinned one {}: api-server and sandbox image are of different versions", replay.plan.digest, bundle.plan_digest);
+        let message = format!(
+            "the sandbox's plan {} is not the pinned one {}: api-server and sandbox image are of different versions",
+            replay.plan.digest, bundle.plan_digest
+        );
         return Ok(Finish { reason: CloseReason::PlanMismatch, message, executor: None });
     }
     let fork_span = source.index(&replay.plan.fork_span).context("the fork span is not in the bundle")?;
@@ -143,7 +151,12 @@ async fn attempt(args: &Run, api: &Api, stop: &watch::Sender<Option<Stop>>, stop
     }
     let restored = started.elapsed();
     let isolated = isolation.await?;
-    tracing::info!(restore_ms = restored.as_millis() as u64, policy_ms = started.elapsed().as_millis() as u64, isolated = isolated.is_ok(), "workspace restored");
+    tracing::info!(
+        restore_ms = restored.as_millis() as u64,
+        policy_ms = started.elapsed().as_millis() as u64,
+        isolated = isolated.is_ok(),
+        "workspace restored"
+    );
     if let Err(why) = isolated {
         if args.isolation == Isolation::Enforced {
             let message = format!("{why}; install a network policy engine, or set spec.sandbox.networkIsolation: BestEffort");

@@ -123,7 +123,14 @@ pub async fn run(
             Step::Block(blocked) => {
                 let closing = Closing { blocked, ..closing(Status::Blocked, Verdict::None, None) };
                 let opening = Opening { started: now(), ..span.opening.clone() };
-                let end = EndSpan { fidelity: Fidelity::Blocked, opening, closing, snapshot_before: None, snapshot_after: None, input_digest: None };
+                let end = EndSpan {
+                    fidelity: Fidelity::Blocked,
+                    opening,
+                    closing,
+                    snapshot_before: None,
+                    snapshot_after: None,
+                    input_digest: None,
+                };
                 api.end(&span.id, &end).await?;
                 replay.blocked(index);
             }
@@ -132,12 +139,18 @@ pub async fn run(
                 match done {
                     Done::Ended { status, output, undeclared: None } => replay.executed(index, status, output),
                     Done::Ended { undeclared: Some(path), .. } => {
-                        let message = format!("span {:?} changed {path:?}, which is outside of the writes it declares; declare it, or declare nothing", span.opening.name);
+                        let message = format!(
+                            "span {:?} changed {path:?}, which is outside of the writes it declares; declare it, or declare nothing",
+                            span.opening.name
+                        );
                         return Ok(Finish { reason: CloseReason::UndeclaredWrite, message, executor: Some(executor) });
                     }
                     Done::Stopped(stop) => return Ok(Finish::stopped(stop, Some(executor))),
                     Done::ExecutorGone => {
-                        let message = format!("the executor's container ended while span {:?} ran; raise spec.sandbox.resources.limits.memory", span.opening.name);
+                        let message = format!(
+                            "the executor's container ended while span {:?} ran; raise spec.sandbox.resources.limits.memory",
+                            span.opening.name
+                        );
                         return Ok(Finish { reason: CloseReason::OOMKilled, message, executor: None });
                     }
                 }
@@ -150,7 +163,11 @@ pub async fn run(
             previous = Some(span);
         }
     }
-    Ok(Finish { reason: CloseReason::Succeeded, message: "every span of the plan was executed, reused, overridden or blocked as planned".into(), executor: Some(executor) })
+    Ok(Finish {
+        reason: CloseReason::Succeeded,
+        message: "every span of the plan was executed, reused, overridden or blocked as planned".into(),
+        executor: Some(executor),
+    })
 }
 
 /// The span's recorded changes happen; a recorded write happens whatever was there.
@@ -170,8 +187,15 @@ async fn keep(span: &Span, workspace: &mut ForkWorkspace, root: &Path, source: &
 }
 
 /// A reused span needs a row of its own only where its workspace differs from the recorded one.
-async fn report_reused(api: &Api, span: &Span, before: replayfork_core::model::SnapshotRef, workspace: &ForkWorkspace) -> Result<(), ClientError> {
-    let as_recorded = |state: Option<replayfork_core::model::SnapshotRef>, now: &replayfork_core::model::SnapshotRef| state.is_none_or(|s| s.content == now.content);
+async fn report_reused(
+    api: &Api,
+    span: &Span,
+    before: replayfork_core::model::SnapshotRef,
+    workspace: &ForkWorkspace,
+) -> Result<(), ClientError> {
+    let as_recorded = |state: Option<replayfork_core::model::SnapshotRef>, now: &replayfork_core::model::SnapshotRef| {
+        state.is_none_or(|s| s.content == now.content)
+    };
     if as_recorded(span.snapshot_before, &before) && as_recorded(span.snapshot_after, &workspace.now) {
         return Ok(());
     }
@@ -240,7 +264,11 @@ async fn execute(
     })
 }
 
-async fn run_command(executor: &mut Executor, command: Run, stopped: &mut watch::Receiver<Option<Stop>>) -> std::io::Result<(Ended, Option<Stop>)> {
+async fn run_command(
+    executor: &mut Executor,
+    command: Run,
+    stopped: &mut watch::Receiver<Option<Stop>>,
+) -> std::io::Result<(Ended, Option<Stop>)> {
     executor.order(ToExecutor::Run(command))?;
     tokio::select! {
         ended = executor.ended() => return Ok((ended?, None)),
@@ -274,7 +302,9 @@ fn command_result(ended: Ended, stop: Option<Stop>) -> Closing {
             (status, Some(Output { text: stdout.clone(), stdout, stderr, exit_code: Some(code) }))
         }
         (None, None) => {
-            let why = ended.failed_start.unwrap_or_else(|| if ended.timed_out { "it ran into its timeout".into() } else { "it was stopped".into() });
+            let why = ended
+                .failed_start
+                .unwrap_or_else(|| if ended.timed_out { "it ran into its timeout".into() } else { "it was stopped".into() });
             notes.push(why);
             (Status::Failed, None)
         }

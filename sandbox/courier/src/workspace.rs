@@ -9,7 +9,9 @@ use replayfork_core::Digest;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
 use replayfork_core::replay::Workspace;
-use replayfork_snapshot::{Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_text, reachable, replay_changes, restore};
+use replayfork_snapshot::{
+    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_text, reachable, replay_changes, restore,
+};
 
 use crate::api::Api;
 
@@ -42,12 +44,18 @@ impl ForkWorkspace {
     /// What the api-server or the file system says.
     pub async fn start_from(&mut self, state: &SnapshotRef) -> anyhow::Result<()> {
         self.fetch(state).await?;
-        restore(&self.root, &mut self.nodes, &mut self.store, Some(&self.now.node), &state.node).context("the workspace can't be restored")?;
+        restore(&self.root, &mut self.nodes, &mut self.store, Some(&self.now.node), &state.node)
+            .context("the workspace can't be restored")?;
         let known = reachable(&mut self.nodes, &mut self.store, &state.node, None)?;
         self.capturer.assume_known(known);
         self.start = Some(state.node);
         self.capture().await?;
-        anyhow::ensure!(self.now.content == state.content, "the restored workspace is {}, the recorded one {}", self.now.content, state.content);
+        anyhow::ensure!(
+            self.now.content == state.content,
+            "the restored workspace is {}, the recorded one {}",
+            self.now.content,
+            state.content
+        );
         Ok(())
     }
 

@@ -83,7 +83,8 @@ pub fn run(command: &Run, events: &Sender<Event>, inbox: &Receiver<Event>) -> Op
 }
 
 fn start(command: &Run) -> io::Result<Child> {
-    let (program, arguments) = command.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"))?;
+    let (program, arguments) =
+        command.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"))?;
     // A program without a slash is looked for in the command's own PATH, not in this process's.
     let program = if program.contains('/') { program.clone() } else { find(program, command)? };
     Command::new(program)
@@ -102,7 +103,9 @@ fn find(program: &str, command: &Run) -> io::Result<String> {
     let path = command.env.get("PATH").map_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", String::as_str);
     path.split(':')
         .map(|folder| format!("{folder}/{program}"))
-        .find(|file| std::fs::metadata(file).is_ok_and(|m| m.is_file() && std::os::unix::fs::PermissionsExt::mode(&m.permissions()) & 0o111 != 0))
+        .find(|file| {
+            std::fs::metadata(file).is_ok_and(|m| m.is_file() && std::os::unix::fs::PermissionsExt::mode(&m.permissions()) & 0o111 != 0)
+        })
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no such program in PATH={path}")))
 }
 

@@ -83,26 +83,16 @@ impl Claim {
         for index in 0..CLUSTERS {
             let addresses = Addresses { index };
             // A route through our own link name is a leftover of a cluster that was killed, and is removed with it.
-            let foreign = routes
-                .lines()
-                .filter(|line| !line.contains(&addresses.link()));
-            if foreign
-                .filter_map(|line| line.split_whitespace().next())
-                .any(|route| covers(route, addresses))
-            {
+            let foreign = routes.lines().filter(|line| !line.contains(&addresses.link()));
+            if foreign.filter_map(|line| line.split_whitespace().next()).any(|route| covers(route, addresses)) {
                 continue;
             }
             let name = SocketAddr::from_abstract_name(format!("replayfork-test-cluster-{index}"))?;
             if let Ok(held) = UnixListener::bind_addr(&name) {
-                return Ok(Self {
-                    addresses,
-                    _held: held,
-                });
+                return Ok(Self { addresses, _held: held });
             }
         }
-        bail!(
-            "all {CLUSTERS} cluster addresses (10.89.0.0/24 …) are in use on this machine: stop a cluster, or a VPN that routes them"
-        )
+        bail!("all {CLUSTERS} cluster addresses (10.89.0.0/24 …) are in use on this machine: stop a cluster, or a VPN that routes them")
     }
 }
 

@@ -30,25 +30,11 @@ pub struct Attached {
 impl Attached {
     /// Finds the cluster that writes to the folder `state`.
     pub fn to(state: &Path) -> Result<Self> {
-        let spec = Spec::read(
-            &state
-                .canonicalize()
-                .with_context(|| format!("there is no cluster in {}", state.display()))?,
-        )?;
-        let unshare: u32 = fs::read_to_string(spec.state.join("unshare.pid"))?
-            .trim()
-            .parse()?;
-        let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children"))
-            .context("the cluster has ended")?;
-        let init = children
-            .trim()
-            .parse()
-            .context("the cluster's first process has ended")?;
-        Ok(Self {
-            spec,
-            unshare,
-            init,
-        })
+        let spec = Spec::read(&state.canonicalize().with_context(|| format!("there is no cluster in {}", state.display()))?)?;
+        let unshare: u32 = fs::read_to_string(spec.state.join("unshare.pid"))?.trim().parse()?;
+        let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children")).context("the cluster has ended")?;
+        let init = children.trim().parse().context("the cluster's first process has ended")?;
+        Ok(Self { spec, unshare, init })
     }
 
     /// The folder of everything that the cluster writes.
@@ -90,10 +76,7 @@ impl Attached {
     }
 
     /// `kubectl` as the administrator.
-    pub fn kubectl<S: AsRef<std::ffi::OsStr>>(
-        &self,
-        arguments: impl IntoIterator<Item = S>,
-    ) -> Command {
+    pub fn kubectl<S: AsRef<std::ffi::OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut kubectl = Command::new(self.kubectl_path());
         kubectl.env("KUBECONFIG", self.kubeconfig()).args(arguments);
         kubectl
@@ -108,11 +91,7 @@ impl Attached {
     pub fn write_env(&self, kube: &Kube) -> Result<PathBuf> {
         let file = self.state_dir().join("env");
         let kubeconfig = self.kubeconfig();
-        let text = format!(
-            "export KUBECONFIG={}\nexport PATH={}\n",
-            kubeconfig.display(),
-            kube.path()
-        );
+        let text = format!("export KUBECONFIG={}\nexport PATH={}\n", kubeconfig.display(), kube.path());
         fs::write(&file, text).with_context(|| format!("can't write {}", file.display()))?;
         Ok(file)
     }
@@ -120,27 +99,16 @@ impl Attached {
     /// A command inside the cluster's namespaces: its network, its mounts, its processes.
     pub fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command
-            .arg("--target")
-            .arg(self.init.to_string())
-            .args(["--mount", "--net", "--pid", "--"])
-            .arg(program);
-        command
-            .env("PATH", self.path())
-            .env("KUBECONFIG", self.kubeconfig());
+        command.arg("--target").arg(self.init.to_string()).args(["--mount", "--net", "--pid", "--"]).arg(program);
+        command.env("PATH", self.path()).env("KUBECONFIG", self.kubeconfig());
         command
     }
 
     /// A command of this machine that sees only the cluster's network.
     pub fn in_network(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--net=/proc/{}/ns/net", self.unshare))
-            .arg("--")
-            .arg(program);
-        command
-            .env("PATH", self.path())
-            .env("KUBECONFIG", self.kubeconfig());
+        command.arg(format!("--net=/proc/{}/ns/net", self.unshare)).arg("--").arg(program);
+        command.env("PATH", self.path()).env("KUBECONFIG", self.kubeconfig());
         command
     }
 
@@ -154,8 +122,7 @@ impl Attached {
             use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
             use std::os::fd::AsFd;
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            TcpListener::bind(&address)
-                .with_context(|| format!("can't listen on {address} inside the cluster"))
+            TcpListener::bind(&address).with_context(|| format!("can't listen on {address} inside the cluster"))
         })
         .join()
         .expect("doesn't panic")
@@ -163,9 +130,7 @@ impl Attached {
 
     /// Gives an address to the cluster's loopback interface, so that a test can listen on it ([`Self::listen`]).
     pub fn add_address(&self, address: &str) -> Result<()> {
-        run(self
-            .in_network("ip")
-            .args(["address", "add", &format!("{address}/32"), "dev", "lo"]))
+        run(self.in_network("ip").args(["address", "add", &format!("{address}/32"), "dev", "lo"]))
     }
 
     /// Imports an OCI archive into the node.
@@ -184,16 +149,12 @@ impl Attached {
 
     /// Shuts Postgres down as its administrator would, dropping its clients.
     pub fn stop_postgres(&self) -> Result<()> {
-        self.ask(&Request::Stop {
-            component: "postgres".to_owned(),
-        })
+        self.ask(&Request::Stop { component: "postgres".to_owned() })
     }
 
     /// Starts Postgres again and waits until it takes connections.
     pub fn start_postgres(&self) -> Result<()> {
-        self.ask(&Request::Start {
-            component: "postgres".to_owned(),
-        })
+        self.ask(&Request::Start { component: "postgres".to_owned() })
     }
 
     pub fn restart_postgres(&self) -> Result<()> {
@@ -203,35 +164,25 @@ impl Attached {
 
     /// Starts a component (`kubelet`, `kube-apiserver` …) that was stopped or killed.
     pub fn start_component(&self, name: &str) -> Result<()> {
-        self.ask(&Request::Start {
-            component: name.to_owned(),
-        })
+        self.ask(&Request::Start { component: name.to_owned() })
     }
 
     /// Ends a component by SIGTERM and waits for its end.
     pub fn stop_component(&self, name: &str) -> Result<()> {
-        self.ask(&Request::Stop {
-            component: name.to_owned(),
-        })
+        self.ask(&Request::Stop { component: name.to_owned() })
     }
 
     /// Ends a component by SIGKILL.
     pub fn kill_component(&self, name: &str) -> Result<()> {
-        self.ask(&Request::Kill {
-            component: name.to_owned(),
-        })
+        self.ask(&Request::Kill { component: name.to_owned() })
     }
 
     fn ask(&self, request: &Request) -> Result<()> {
-        let stream =
-            UnixStream::connect(self.spec.control()).context("the cluster's supervisor is gone")?;
+        let stream = UnixStream::connect(self.spec.control()).context("the cluster's supervisor is gone")?;
         writeln!(&stream, "{}", serde_json::to_string(request)?)?;
         let mut line = String::new();
         BufReader::new(&stream).read_line(&mut line)?;
-        match serde_json::from_str::<Answer>(&line)
-            .context("the cluster's supervisor ended")?
-            .error
-        {
+        match serde_json::from_str::<Answer>(&line).context("the cluster's supervisor ended")?.error {
             None => Ok(()),
             Some(error) => bail!("{request:?}: {error}"),
         }

@@ -23,9 +23,7 @@ impl Builder {
         let log = cache::root()?.join("log/images.log");
         let _ = fs::remove_file(&log);
         // In the cache, since overlays need a real file system and /tmp may be none.
-        let store = tempfile::Builder::new()
-            .prefix(".store-")
-            .tempdir_in(cache::root()?)?;
+        let store = tempfile::Builder::new().prefix(".store-").tempdir_in(cache::root()?)?;
         Ok(Self { store, log })
     }
 
@@ -39,70 +37,40 @@ impl Builder {
     }
 
     /// Builds one Dockerfile.
-    pub fn build(
-        &self,
-        context: &Path,
-        dockerfile: &Path,
-        tag: &str,
-        arguments: &[String],
-    ) -> Result<()> {
+    pub fn build(&self, context: &Path, dockerfile: &Path, tag: &str, arguments: &[String]) -> Result<()> {
         let mut buildah = self.buildah("bud");
         // A fixed time makes the same content the same layer, so that images share what they have in common.
-        buildah.args([
-            "--isolation",
-            "chroot",
-            "--pull-never",
-            "--timestamp",
-            "0",
-            "--layers=false",
-        ]);
+        buildah.args(["--isolation", "chroot", "--pull-never", "--timestamp", "0", "--layers=false"]);
         for argument in arguments {
             buildah.args(["--build-arg", argument]);
         }
-        buildah
-            .arg("--tag")
-            .arg(tag)
-            .arg("--file")
-            .arg(dockerfile)
-            .arg(context);
-        run_logged(&mut buildah, &self.log)
-            .with_context(|| format!("the image {tag} could not be built"))
+        buildah.arg("--tag").arg(tag).arg("--file").arg(dockerfile).arg(context);
+        run_logged(&mut buildah, &self.log).with_context(|| format!("the image {tag} could not be built"))
     }
 
     /// Writes an image as the archive that containerd imports.
     pub fn save(&self, tag: &str, archive: &Path) -> Result<()> {
         let mut buildah = self.buildah("push");
-        buildah
-            .args(["--disable-compression", tag])
-            .arg(format!("oci-archive:{}:{tag}", archive.display()));
-        run_logged(&mut buildah, &self.log)
-            .with_context(|| format!("the image {tag} could not be written"))
+        buildah.args(["--disable-compression", tag]).arg(format!("oci-archive:{}:{tag}", archive.display()));
+        run_logged(&mut buildah, &self.log).with_context(|| format!("the image {tag} could not be written"))
     }
 
     /// Pushes an archive, which holds the image `tag`, to a registry under the name `name`.
     pub fn publish(&self, archive: &Path, tag: &str, name: &str) -> Result<()> {
         let mut pull = self.buildah("pull");
         pull.arg(format!("oci-archive:{}", archive.display()));
-        run_logged(&mut pull, &self.log)
-            .with_context(|| format!("{} can't be read", archive.display()))?;
+        run_logged(&mut pull, &self.log).with_context(|| format!("{} can't be read", archive.display()))?;
         let mut push = self.buildah("push");
         push.arg(tag).arg(format!("docker://{name}"));
-        run_logged(&mut push, &self.log).with_context(|| {
-            format!(
-                "{name} could not be pushed (log in with `buildah login`, or give another REGISTRY)"
-            )
-        })
+        run_logged(&mut push, &self.log)
+            .with_context(|| format!("{name} could not be pushed (log in with `buildah login`, or give another REGISTRY)"))
     }
 
     /// Buildah mounts its store and may leave that mounted; in a mount namespace of its own nothing stays.
     fn buildah(&self, verb: &str) -> Command {
         let mut buildah = Command::new("unshare");
         buildah.args(["--mount", "--propagation", "private", "buildah", verb]);
-        buildah
-            .arg("--root")
-            .arg(self.store.path().join("root"))
-            .arg("--runroot")
-            .arg(self.store.path().join("run"));
+        buildah.arg("--root").arg(self.store.path().join("root")).arg("--runroot").arg(self.store.path().join("run"));
         buildah.args(["--storage-driver", "overlay"]);
         buildah
     }

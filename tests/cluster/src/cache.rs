@@ -10,14 +10,10 @@ use rustix::fs::{FlockOperation, flock};
 
 /// `$XDG_CACHE_HOME/replayfork`, or `~/.cache/replayfork`.
 pub fn root() -> Result<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute());
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let base = match base {
         Some(base) => base,
-        None => std::env::home_dir()
-            .context("neither XDG_CACHE_HOME nor HOME is set, so there is no cache folder")?
-            .join(".cache"),
+        None => std::env::home_dir().context("neither XDG_CACHE_HOME nor HOME is set, so there is no cache folder")?.join(".cache"),
     };
     Ok(base.join("replayfork"))
 }
@@ -37,12 +33,8 @@ impl Inputs {
     /// Adds a value under a name; both are framed, so that no two lists of inputs collide.
     pub fn add(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Self {
         let value = value.as_ref();
-        self.0
-            .update(&(name.len() as u64).to_le_bytes())
-            .update(name.as_bytes());
-        self.0
-            .update(&(value.len() as u64).to_le_bytes())
-            .update(value);
+        self.0.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes());
+        self.0.update(&(value.len() as u64).to_le_bytes()).update(value);
         self
     }
 
@@ -51,18 +43,10 @@ impl Inputs {
         self.add_tree(name, path, &|_| false)
     }
 
-    fn add_tree(
-        &mut self,
-        name: &str,
-        path: &Path,
-        skip: &dyn Fn(&Path) -> bool,
-    ) -> Result<&mut Self> {
-        let meta = fs::metadata(path)
-            .with_context(|| format!("{} is needed and missing", path.display()))?;
+    fn add_tree(&mut self, name: &str, path: &Path, skip: &dyn Fn(&Path) -> bool) -> Result<&mut Self> {
+        let meta = fs::metadata(path).with_context(|| format!("{} is needed and missing", path.display()))?;
         if meta.is_dir() {
-            let mut entries: Vec<_> = fs::read_dir(path)?
-                .map(|entry| Ok(entry?.file_name()))
-                .collect::<Result<_>>()?;
+            let mut entries: Vec<_> = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
             entries.sort();
             self.add(name, "folder");
             for entry in entries {
@@ -84,9 +68,7 @@ impl Inputs {
     pub fn add_sources(&mut self, name: &str, path: &Path) -> Result<&mut Self> {
         let leftover = |entry: &Path| {
             let name = entry.file_name().unwrap_or_default();
-            ["target", "node_modules", "dist", ".git"]
-                .iter()
-                .any(|skipped| name == *skipped)
+            ["target", "node_modules", "dist", ".git"].iter().any(|skipped| name == *skipped)
         };
         self.add_tree(name, path, &leftover)
     }
@@ -105,12 +87,7 @@ pub fn path(kind: &str, name: &str, digest: &str) -> Result<PathBuf> {
 /// Returns the entry `NAME-DIGEST` in the part `kind` of the cache; makes it first if it isn't there.
 ///
 /// `make` gets an empty folder to fill. Two processes that want the same entry wait for each other.
-pub fn entry(
-    kind: &str,
-    name: &str,
-    digest: &str,
-    make: impl FnOnce(&Path) -> Result<()>,
-) -> Result<PathBuf> {
+pub fn entry(kind: &str, name: &str, digest: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = root()?.join(kind);
     let wanted = path(kind, name, digest)?;
     if wanted.is_dir() {
@@ -120,9 +97,7 @@ pub fn entry(
     if wanted.is_dir() {
         return Ok(wanted);
     }
-    let scratch = tempfile::Builder::new()
-        .prefix(".making-")
-        .tempdir_in(&folder)?;
+    let scratch = tempfile::Builder::new().prefix(".making-").tempdir_in(&folder)?;
     make(scratch.path())?;
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755))?;
     fs::rename(scratch.keep(), &wanted)?;
@@ -142,10 +117,7 @@ pub fn prune(kind: &str, name: &str, kept: usize) -> Result<()> {
             .file_name()
             .to_string_lossy()
             .strip_prefix(name)
-            .is_some_and(|rest| {
-                rest.strip_prefix('-')
-                    .is_some_and(|digest| digest.len() == DIGITS && !digest.contains('-'))
-            });
+            .is_some_and(|rest| rest.strip_prefix('-').is_some_and(|digest| digest.len() == DIGITS && !digest.contains('-')));
         if of_name {
             entries.push((entry.metadata()?.modified()?, entry.path()));
         }
@@ -159,8 +131,7 @@ pub fn prune(kind: &str, name: &str, kept: usize) -> Result<()> {
 
 /// Holds a lock file in the cache; the file stays, the lock goes with the returned value or the process.
 fn lock(folder: &Path, name: &str) -> Result<File> {
-    fs::create_dir_all(folder)
-        .with_context(|| format!("can't make the cache folder {}", folder.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("can't make the cache folder {}", folder.display()))?;
     let file = File::create(folder.join(format!(".{name}.lock")))?;
     flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
@@ -183,12 +154,7 @@ mod tests {
     fn a_files_content_and_executable_bit_count() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
-        let digest = || {
-            Inputs::new()
-                .add_path("folder", folder.path())
-                .unwrap()
-                .digest()
-        };
+        let digest = || Inputs::new().add_path("folder", folder.path()).unwrap().digest();
         fs::write(&file, "one").unwrap();
         let first = digest();
         assert_eq!(first, digest());

@@ -18,18 +18,11 @@ const EMPTYING: Duration = Duration::from_secs(10);
 pub(crate) fn make(name: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let folder = hierarchy.join(name);
-        fs::create_dir_all(&folder)
-            .with_context(|| format!("can't make the cgroup {}", folder.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("can't make the cgroup {}", folder.display()))?;
         // Version 1: an empty cpuset takes no process, and its children can't have more than it.
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            if folder.join(file).exists()
-                && hierarchy.join("cgroup.procs").exists()
-                && !unified(&hierarchy)
-            {
-                fs::write(
-                    folder.join(file),
-                    fs::read_to_string(hierarchy.join(file))?.trim(),
-                )?;
+            if folder.join(file).exists() && hierarchy.join("cgroup.procs").exists() && !unified(&hierarchy) {
+                fs::write(folder.join(file), fs::read_to_string(hierarchy.join(file))?.trim())?;
             }
         }
         if unified(&hierarchy) && hierarchy == Path::new(ROOT) {
@@ -82,20 +75,9 @@ fn unified(hierarchy: &Path) -> bool {
 /// Version 2: lets the children of a cgroup use the controllers that kubelet sets limits with.
 fn delegate(folder: &Path) -> Result<()> {
     let available = fs::read_to_string(folder.join("cgroup.controllers"))?;
-    for controller in CONTROLLERS
-        .iter()
-        .filter(|wanted| available.split_whitespace().any(|found| found == **wanted))
-    {
-        fs::write(
-            folder.join("cgroup.subtree_control"),
-            format!("+{controller}"),
-        )
-        .with_context(|| {
-            format!(
-                "can't enable the controller {controller} below {}",
-                folder.display()
-            )
-        })?;
+    for controller in CONTROLLERS.iter().filter(|wanted| available.split_whitespace().any(|found| found == **wanted)) {
+        fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}"))
+            .with_context(|| format!("can't enable the controller {controller} below {}", folder.display()))?;
     }
     Ok(())
 }

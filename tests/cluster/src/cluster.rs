@@ -81,17 +81,8 @@ impl Cluster {
         // From here on, every way out takes the cluster down.
         let ended = Arc::new(AtomicBool::new(false));
         let state = spec.state.clone();
-        let attached = Attached {
-            spec,
-            unshare: 0,
-            init: 0,
-        };
-        let mut cluster = Self {
-            attached,
-            lifeline,
-            keeper,
-            ended: Arc::clone(&ended),
-        };
+        let attached = Attached { spec, unshare: 0, init: 0 };
+        let mut cluster = Self { attached, lifeline, keeper, ended: Arc::clone(&ended) };
         let (ready, became_ready) = mpsc::channel();
         std::thread::spawn(move || {
             watch(events, &ready);
@@ -168,14 +159,10 @@ fn watch(events: impl BufRead, ready: &Sender<Event>) {
 fn state_folder(wanted: Option<PathBuf>) -> Result<PathBuf> {
     let folder = match wanted {
         Some(folder) => {
-            fs::create_dir(&folder)
-                .with_context(|| format!("can't make the state folder {}", folder.display()))?;
+            fs::create_dir(&folder).with_context(|| format!("can't make the state folder {}", folder.display()))?;
             folder.canonicalize()?
         }
-        None => tempfile::Builder::new()
-            .prefix("replayfork-cluster-")
-            .tempdir()?
-            .keep(),
+        None => tempfile::Builder::new().prefix("replayfork-cluster-").tempdir()?.keep(),
     };
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o711))?;
     Ok(folder)

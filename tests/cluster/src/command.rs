@@ -39,20 +39,12 @@ pub fn feed(command: &mut Command, input: &str) -> Result<String> {
         let said = scope.spawn(|| read(stdout));
         let complained = scope.spawn(|| read(stderr));
         let status = interrupt::wait_for(&mut child);
-        (
-            status,
-            said.join().unwrap_or_default(),
-            complained.join().unwrap_or_default(),
-        )
+        (status, said.join().unwrap_or_default(), complained.join().unwrap_or_default())
     });
     let status = status?;
     if !status.success() {
         let all = format!("{said}\n{complained}");
-        bail!(
-            "{} failed ({status}):\n{}",
-            shown(command),
-            last_lines(&all)
-        );
+        bail!("{} failed ({status}):\n{}", shown(command), last_lines(&all));
     }
     Ok(said)
 }
@@ -66,12 +58,7 @@ fn read(pipe: Option<impl Read>) -> String {
 
 /// Whether a command succeeds; what it prints is dropped.
 pub fn succeeds(command: &mut Command) -> bool {
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
 /// Runs a command, which may take long, with all its output appended to `log`; a failure shows the log's end, an
@@ -87,12 +74,7 @@ pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
         .with_context(|| format!("can't start {}", shown(command)))?;
     let status = interrupt::wait_for(&mut child)?;
     if !status.success() {
-        bail!(
-            "{} failed ({status}); the end of {}:\n{}",
-            shown(command),
-            log.display(),
-            tail(log)
-        );
+        bail!("{} failed ({status}); the end of {}:\n{}", shown(command), log.display(), tail(log));
     }
     Ok(())
 }
@@ -102,11 +84,7 @@ pub fn append(log: &Path) -> Result<File> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder)?;
     }
-    File::options()
-        .create(true)
-        .append(true)
-        .open(log)
-        .with_context(|| format!("can't write {}", log.display()))
+    File::options().create(true).append(true).open(log).with_context(|| format!("can't write {}", log.display()))
 }
 
 /// The last lines of a log, indented.
@@ -120,20 +98,10 @@ pub fn tail(log: &Path) -> String {
 /// The command as a person would type it.
 pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words
-        .map(|word| word.to_string_lossy())
-        .collect::<Vec<_>>()
-        .join(" ")
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 fn last_lines(text: &str) -> String {
-    let lines: Vec<_> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
-    lines[lines.len().saturating_sub(TAIL)..]
-        .iter()
-        .map(|line| format!("  {line}"))
-        .collect::<Vec<_>>()
-        .join("\n")
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }

@@ -58,9 +58,7 @@ impl Component {
     }
 
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|component| component.name() == name)
+        Self::ALL.into_iter().find(|component| component.name() == name)
     }
 
     pub fn log(self, spec: &Spec) -> PathBuf {
@@ -74,16 +72,10 @@ impl Component {
             Self::ApiServer => (&spec.parts.kube, api_server(spec)),
             Self::ControllerManager => (&spec.parts.kube, controller_manager(spec)),
             Self::Scheduler => (&spec.parts.kube, scheduler(spec)),
-            Self::Containerd => (
-                &spec.parts.containerd,
-                words(["-c", &shown(&spec.run().join("containerd.toml"))]),
-            ),
+            Self::Containerd => (&spec.parts.containerd, words(["-c", &shown(&spec.run().join("containerd.toml"))])),
             Self::Kubelet => (&spec.parts.kube, kubelet(spec)),
             Self::KubeProxy => (&spec.parts.kube, kube_proxy(spec)),
-            Self::Coredns => (
-                &spec.parts.coredns,
-                words(["-conf", &shown(&spec.run().join("Corefile"))]),
-            ),
+            Self::Coredns => (&spec.parts.coredns, words(["-conf", &shown(&spec.run().join("Corefile"))])),
             Self::KubeRouter => (&spec.parts.kube_router, kube_router(spec)),
             Self::Postgres => return crate::postgres::server(spec),
         };
@@ -95,11 +87,7 @@ impl Component {
 
 fn etcd(spec: &Spec) -> Vec<String> {
     // The cluster never outlives its machine's power, so nothing is waited for on the disk.
-    words([
-        "-data-dir",
-        &shown(&spec.run().join("etcd")),
-        "-unsafe-no-fsync",
-    ])
+    words(["-data-dir", &shown(&spec.run().join("etcd")), "-unsafe-no-fsync"])
 }
 
 fn api_server(spec: &Spec) -> Vec<String> {
@@ -137,10 +125,7 @@ fn api_server(spec: &Spec) -> Vec<String> {
 fn controller_manager(spec: &Spec) -> Vec<String> {
     let mut arguments = leaderless(&spec.pki().join("kcm.kubeconfig"));
     arguments.extend(words([
-        &format!(
-            "--service-account-private-key-file={}",
-            shown(&spec.pki().join("sa.key"))
-        ),
+        &format!("--service-account-private-key-file={}", shown(&spec.pki().join("sa.key"))),
         &format!("--root-ca-file={}", shown(&spec.pki().join("ca.crt"))),
         "--use-service-account-credentials=true",
         "--allocate-node-cidrs=true",
@@ -169,10 +154,7 @@ fn leaderless(kubeconfig: &Path) -> Vec<String> {
 fn kubelet(spec: &Spec) -> Vec<String> {
     words([
         &format!("--config={}", shown(&spec.run().join("kubelet.yaml"))),
-        &format!(
-            "--kubeconfig={}",
-            shown(&spec.pki().join("kubelet.kubeconfig"))
-        ),
+        &format!("--kubeconfig={}", shown(&spec.pki().join("kubelet.kubeconfig"))),
         &format!("--hostname-override={NODE}"),
         &format!("--node-ip={}", spec.addresses().node_ip()),
         &format!("--cert-dir={}", shown(&spec.run().join("kubelet-pki"))),
@@ -181,10 +163,7 @@ fn kubelet(spec: &Spec) -> Vec<String> {
 
 fn kube_proxy(spec: &Spec) -> Vec<String> {
     words([
-        &format!(
-            "--kubeconfig={}",
-            shown(&spec.pki().join("proxy.kubeconfig"))
-        ),
+        &format!("--kubeconfig={}", shown(&spec.pki().join("proxy.kubeconfig"))),
         "--proxy-mode=nftables",
         &format!("--hostname-override={NODE}"),
         &format!("--cluster-cidr={}", spec.addresses().pod_cidr()),
@@ -203,10 +182,7 @@ fn kube_router(spec: &Spec) -> Vec<String> {
         "--run-service-proxy=false",
         "--run-firewall=true",
         &format!("--hostname-override={NODE}"),
-        &format!(
-            "--service-cluster-ip-range={}",
-            spec.addresses().service_cidr()
-        ),
+        &format!("--service-cluster-ip-range={}", spec.addresses().service_cidr()),
         "--health-port=0",
     ])
 }

@@ -21,8 +21,7 @@ pub(crate) fn write(spec: &Spec) -> Result<()> {
         // Pods ask CoreDNS; nothing here asks a name server outside.
         ("resolv.conf", "nameserver 127.0.0.1\n"),
     ] {
-        let text =
-            fill(template, &values(spec)).with_context(|| format!("in the template {file}"))?;
+        let text = fill(template, &values(spec)).with_context(|| format!("in the template {file}"))?;
         fs::write(run.join(file), text)?;
     }
     Ok(())
@@ -30,11 +29,7 @@ pub(crate) fn write(spec: &Spec) -> Result<()> {
 
 pub(crate) fn values(spec: &Spec) -> Vec<(&'static str, String)> {
     let addresses = spec.addresses();
-    let runsc = spec
-        .parts
-        .gvisor
-        .as_deref()
-        .unwrap_or("/nonexistent".as_ref());
+    let runsc = spec.parts.gvisor.as_deref().unwrap_or("/nonexistent".as_ref());
     vec![
         ("NODE_IP", addresses.node_ip()),
         ("API_SERVICE_IP", addresses.api_service_ip()),
@@ -53,11 +48,7 @@ pub(crate) fn values(spec: &Spec) -> Vec<(&'static str, String)> {
 
 /// Replaces each `${NAME}`; an unknown name is an error.
 pub(crate) fn fill(template: &str, values: &[(&str, String)]) -> Result<String> {
-    let text = values
-        .iter()
-        .fold(template.to_owned(), |text, (name, value)| {
-            text.replace(&format!("${{{name}}}"), value)
-        });
+    let text = values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(&format!("${{{name}}}"), value));
     ensure!(!text.contains("${"), "a placeholder has no value: {text}");
     Ok(text)
 }

@@ -11,13 +11,7 @@ use crate::command::{output, run};
 impl Attached {
     /// Sends SIGKILL to the main process of a pod's container, as a crash would.
     pub fn kill_container(&self, namespace: &str, pod: &str, container: &str) -> Result<()> {
-        run(self.ctr().args([
-            "tasks",
-            "kill",
-            "--signal",
-            "SIGKILL",
-            &self.container(namespace, pod, container)?,
-        ]))
+        run(self.ctr().args(["tasks", "kill", "--signal", "SIGKILL", &self.container(namespace, pod, container)?]))
     }
 
     /// The main process of a pod's container, as this machine numbers it: for `/proc`, or a signal.
@@ -26,34 +20,22 @@ impl Attached {
         let tasks = output(self.ctr().args(["tasks", "list"]))?;
         let inner = tasks.lines().find_map(|line| {
             let mut words = line.split_whitespace();
-            (words.next() == Some(&id))
-                .then(|| words.next()?.parse::<u32>().ok())
-                .flatten()
+            (words.next() == Some(&id)).then(|| words.next()?.parse::<u32>().ok()).flatten()
         });
-        let inner = inner.with_context(|| {
-            format!("the container {container} of {namespace}/{pod} has no process")
-        })?;
+        let inner = inner.with_context(|| format!("the container {container} of {namespace}/{pod} has no process"))?;
         self.outer_pid(inner)
     }
 
     /// The id of a pod's newest container of this name.
     pub fn container(&self, namespace: &str, pod: &str, container: &str) -> Result<String> {
-        let labels = [
-            ("pod.namespace", namespace),
-            ("pod.name", pod),
-            ("container.name", container),
-        ];
-        let filter = labels
-            .map(|(key, value)| format!("labels.\"io.kubernetes.{key}\"=={value}"))
-            .join(",");
+        let labels = [("pod.namespace", namespace), ("pod.name", pod), ("container.name", container)];
+        let filter = labels.map(|(key, value)| format!("labels.\"io.kubernetes.{key}\"=={value}")).join(",");
         let ids = output(self.ctr().args(["tasks", "list", "--quiet"]))?;
         let known = output(self.ctr().args(["containers", "list", "--quiet", &filter]))?;
         // A container that was restarted stays listed; the one with a process is meant.
         let mut known = known.lines();
         let id = known.find(|id| ids.lines().any(|running| running == *id));
-        Ok(id
-            .with_context(|| format!("no container {container} runs in the pod {namespace}/{pod}"))?
-            .to_owned())
+        Ok(id.with_context(|| format!("no container {container} runs in the pod {namespace}/{pod}"))?.to_owned())
     }
 
     /// The number on this machine of a process that has the number `inner` inside the cluster.
@@ -69,10 +51,7 @@ impl Attached {
             let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
                 continue;
             };
-            let numbers = status
-                .lines()
-                .find_map(|line| line.strip_prefix("NSpid:"))
-                .unwrap_or_default();
+            let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
             // One number for each nested namespace, from this machine's inwards; the cluster's is the second.
             if numbers.split_whitespace().nth(1) == Some(&inner) && self.belongs(pid, &namespace) {
                 found = Some(pid);
@@ -85,19 +64,13 @@ impl Attached {
     fn belongs(&self, pid: u32, namespace: &Path) -> bool {
         let mut current = pid;
         while current > 1 {
-            if current == self.init
-                || fs::read_link(format!("/proc/{current}/ns/pid"))
-                    .is_ok_and(|link| link == namespace)
-            {
+            if current == self.init || fs::read_link(format!("/proc/{current}/ns/pid")).is_ok_and(|link| link == namespace) {
                 return true;
             }
             let Ok(stat) = fs::read_to_string(format!("/proc/{current}/status")) else {
                 return false;
             };
-            let parent = stat
-                .lines()
-                .find_map(|line| line.strip_prefix("PPid:"))
-                .and_then(|text| text.trim().parse().ok());
+            let parent = stat.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|text| text.trim().parse().ok());
             let Some(parent) = parent else { return false };
             current = parent;
         }

@@ -45,13 +45,7 @@ pub struct Built {
 }
 
 impl Image {
-    pub const ALL: [Self; 5] = [
-        Self::ApiServer,
-        Self::Operator,
-        Self::Sandbox,
-        Self::Recorder,
-        Self::ScriptedAgent,
-    ];
+    pub const ALL: [Self; 5] = [Self::ApiServer, Self::Operator, Self::Sandbox, Self::Recorder, Self::ScriptedAgent];
 
     /// The name below a registry.
     pub fn repository(self) -> &'static str {
@@ -70,10 +64,7 @@ impl Image {
     }
 
     fn name(self) -> &'static str {
-        self.repository()
-            .rsplit('/')
-            .next()
-            .expect("a repository has a last part")
+        self.repository().rsplit('/').next().expect("a repository has a last part")
     }
 
     fn dockerfile(self) -> &'static str {
@@ -111,9 +102,7 @@ impl Image {
             content.push((product.programs().join(program), format!("bin/{program}")));
         }
         let folder = match self {
-            Self::ApiServer => product
-                .viewer()
-                .map(|viewer| (viewer.to_owned(), "web/dist")),
+            Self::ApiServer => product.viewer().map(|viewer| (viewer.to_owned(), "web/dist")),
             Self::ScriptedAgent => {
                 let agent = "examples/scripted-agent";
                 Some((project.join(agent), agent))
@@ -132,9 +121,7 @@ impl Image {
     /// The digest of all that goes into it.
     fn digest(self, project: &Path, product: &Product) -> Result<String> {
         let mut inputs = Inputs::new();
-        inputs
-            .add("recipe", RECIPE)
-            .add_path("dockerfile", &project.join(self.dockerfile()))?;
+        inputs.add("recipe", RECIPE).add_path("dockerfile", &project.join(self.dockerfile()))?;
         self.rootfs().add_to(&mut inputs)?;
         for (path, name) in self.content(project, product)? {
             inputs.add_path(&name, &path)?;
@@ -171,15 +158,11 @@ pub fn build(project: &Path, product: &Product) -> Result<Vec<Built>> {
     }
     if !stale.is_empty() {
         let bases: BTreeSet<_> = stale.iter().map(|(image, _)| image.rootfs()).collect();
-        bases
-            .into_iter()
-            .try_for_each(|rootfs| rootfs.build().map(drop))?;
+        bases.into_iter().try_for_each(|rootfs| rootfs.build().map(drop))?;
         let title = format!("building {} of {} images", stale.len(), built.len());
         phase(&title, || build_stale(project, product, &stale))?;
     }
-    Image::ALL
-        .into_iter()
-        .try_for_each(|image| cache::prune("images", image.name(), KEPT))?;
+    Image::ALL.into_iter().try_for_each(|image| cache::prune("images", image.name(), KEPT))?;
     Ok(built)
 }
 
@@ -195,12 +178,7 @@ fn build_stale(project: &Path, product: &Product, stale: &[(Image, String)]) -> 
             }
             let context = tempfile::tempdir()?;
             image.lay_out(project, product, context.path())?;
-            let arguments = [
-                format!("BASE={base}"),
-                format!("CERTIFICATES={base}"),
-                "BIN=bin".to_owned(),
-                "EXECUTOR=bin".to_owned(),
-            ];
+            let arguments = [format!("BASE={base}"), format!("CERTIFICATES={base}"), "BIN=bin".to_owned(), "EXECUTOR=bin".to_owned()];
             let dockerfile = project.join(image.dockerfile());
             builder.build(context.path(), &dockerfile, &image.reference(), &arguments)?;
             builder.save(&image.reference(), &folder.join(ARCHIVE))
@@ -212,21 +190,12 @@ fn build_stale(project: &Path, product: &Product, stale: &[(Image, String)]) -> 
 /// The archive of the image that holds a pod's namespaces.
 pub(crate) fn pause() -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("pause/pause.c");
-    let digest = Inputs::new()
-        .add("recipe", RECIPE)
-        .add_path("source", &source)?
-        .digest();
+    let digest = Inputs::new().add("recipe", RECIPE).add_path("source", &source)?.digest();
     let entry = cache::entry("images", "pause", &digest, |folder| {
         let context = tempfile::tempdir()?;
-        run(Command::new("cc")
-            .args(["-static", "-Os", "-s", "-o"])
-            .arg(context.path().join("pause"))
-            .arg(&source))?;
+        run(Command::new("cc").args(["-static", "-Os", "-s", "-o"]).arg(context.path().join("pause")).arg(&source))?;
         let dockerfile = context.path().join("Dockerfile");
-        fs::write(
-            &dockerfile,
-            "FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT [\"/pause\"]\n",
-        )?;
+        fs::write(&dockerfile, "FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT [\"/pause\"]\n")?;
         let builder = Builder::new()?;
         builder.build(context.path(), &dockerfile, PAUSE_IMAGE, &[])?;
         builder.save(PAUSE_IMAGE, &folder.join(ARCHIVE))

@@ -13,10 +13,7 @@ pub(crate) fn main(state: &Path) -> ExitCode {
     match reap_until_supervisor_ends(state) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Event::Failed {
-                message: format!("{error:#}"),
-            }
-            .tell();
+            Event::Failed { message: format!("{error:#}") }.tell();
             ExitCode::FAILURE
         }
     }

@@ -47,12 +47,7 @@ impl Install {
 
     /// Installs or upgrades the release and waits until every pod is ready.
     pub fn run(&self, kube: &Kube, project: &Path) -> Result<()> {
-        for namespace in self
-            .namespaces
-            .iter()
-            .map(String::as_str)
-            .chain([NAMESPACE])
-        {
+        for namespace in self.namespaces.iter().map(String::as_str).chain([NAMESPACE]) {
             kube.restricted_namespace(namespace)?;
         }
         let secret = json!({
@@ -74,23 +69,13 @@ impl Install {
         let home = tempfile::tempdir()?;
         let mut helm = kube.helm(["upgrade", "--install", "replayfork"]);
         helm.arg(project.join("charts/replayfork"));
-        helm.args([
-            "--namespace",
-            NAMESPACE,
-            "--values",
-            "-",
-            "--wait",
-            "--timeout",
-            &format!("{}s", self.rollout.as_secs()),
-        ]);
+        helm.args(["--namespace", NAMESPACE, "--values", "-", "--wait", "--timeout", &format!("{}s", self.rollout.as_secs())]);
         for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
             helm.env(variable, home.path());
         }
         let installed = feed(&mut helm, &values.to_string()).map(drop);
         installed.map_err(|error| match troubles(kube) {
-            Ok(troubles) if !interrupt::asked() => error.context(format!(
-                "the chart did not become ready; its pods:\n{troubles}"
-            )),
+            Ok(troubles) if !interrupt::asked() => error.context(format!("the chart did not become ready; its pods:\n{troubles}")),
             _ => error,
         })
     }
@@ -100,10 +85,7 @@ impl Install {
 fn troubles(kube: &Kube) -> Result<String> {
     let show = |arguments: &[&str]| -> Result<String> {
         let mut kubectl: Command = kube.kubectl(["--namespace", NAMESPACE]);
-        let done = kubectl
-            .args(arguments)
-            .output()
-            .context("can't start kubectl")?;
+        let done = kubectl.args(arguments).output().context("can't start kubectl")?;
         Ok(String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned())
     };
     let selector = "app.kubernetes.io/part-of=replayfork";

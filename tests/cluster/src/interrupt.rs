@@ -18,15 +18,10 @@ const ENDING: Duration = Duration::from_secs(10);
 
 /// From now on the two signals no longer end the process. To be called once, early in `main`.
 pub fn install() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (mut interrupt, mut terminate) = {
         let _context = runtime.enter();
-        (
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-        )
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
     };
     std::thread::spawn(move || {
         runtime.block_on(async {

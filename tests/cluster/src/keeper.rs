@@ -24,23 +24,16 @@ const DYING: Duration = Duration::from_secs(20);
 
 /// Runs a cluster until the parent ends or a signal comes.
 pub(crate) fn main(state: &Path) -> ExitCode {
-    let result = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(anyhow::Error::from)
-        .and_then(|runtime| {
-            let result = runtime.block_on(keep(state));
-            // Its thread that reads the standard input can't be interrupted, and needn't be.
-            runtime.shutdown_background();
-            result
-        });
+    let result = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from).and_then(|runtime| {
+        let result = runtime.block_on(keep(state));
+        // Its thread that reads the standard input can't be interrupted, and needn't be.
+        runtime.shutdown_background();
+        result
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Event::Failed {
-                message: format!("{error:#}"),
-            }
-            .tell();
+            Event::Failed { message: format!("{error:#}") }.tell();
             ExitCode::FAILURE
         }
     }
@@ -72,16 +65,7 @@ async fn run_inside(spec: &Spec, stop: &mut Stop) -> Result<()> {
     cgroups::make(&addresses.cgroup())?;
     // The mount namespace is private, so that nothing mounted inside is seen, or left, outside.
     let mut inside = Command::new("unshare")
-        .args([
-            "--net",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            "--propagation",
-            "private",
-        ])
+        .args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"])
         .arg(std::env::current_exe()?)
         .args([ROLE, "init"])
         .arg(&spec.state)
@@ -115,16 +99,8 @@ fn connect(addresses: Addresses, pid: u32) -> Result<()> {
     let link = addresses.link();
     let pid = pid.to_string();
     let ip = |args: &[&str]| run(std::process::Command::new("ip").args(args));
-    ip(&[
-        "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid,
-    ])?;
-    ip(&[
-        "address",
-        "add",
-        &format!("{}/24", addresses.host_ip()),
-        "dev",
-        &link,
-    ])?;
+    ip(&["link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", &pid])?;
+    ip(&["address", "add", &format!("{}/24", addresses.host_ip()), "dev", &link])?;
     ip(&["link", "set", &link, "up"])
 }
 
@@ -134,10 +110,7 @@ async fn end(inside: &mut Child) -> Result<()> {
     if tokio::time::timeout(DYING, inside.wait()).await.is_err() {
         // Its child, the namespace's first process, is killed with it (--kill-child).
         inside.kill().await?;
-        bail!(
-            "the cluster's processes did not end within {} s and were killed",
-            DYING.as_secs()
-        );
+        bail!("the cluster's processes did not end within {} s and were killed", DYING.as_secs());
     }
     Ok(())
 }
@@ -151,11 +124,7 @@ struct Stop {
 
 impl Stop {
     fn install() -> Result<Self> {
-        Ok(Self {
-            input: tokio::io::stdin(),
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
+        Ok(Self { input: tokio::io::stdin(), terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     async fn asked(&mut self) {
@@ -176,11 +145,7 @@ struct Kept<'a> {
 
 impl Kept<'_> {
     fn remove_link(&self) {
-        succeeds(std::process::Command::new("ip").args([
-            "link",
-            "del",
-            &self.spec.addresses().link(),
-        ]));
+        succeeds(std::process::Command::new("ip").args(["link", "del", &self.spec.addresses().link()]));
     }
 
     fn remove_cgroups(&self) -> Result<()> {
@@ -192,8 +157,7 @@ impl Kept<'_> {
         let cgroups = self.remove_cgroups();
         if self.spec.remove_state {
             let state = &self.spec.state;
-            fs::remove_dir_all(state)
-                .with_context(|| format!("can't remove {}", state.display()))?;
+            fs::remove_dir_all(state).with_context(|| format!("can't remove {}", state.display()))?;
         }
         cgroups
     }

@@ -38,12 +38,7 @@ impl Kube {
         path.extend([helm.display().to_string(), kube.display().to_string()]);
         path.extend(std::env::var("PATH"));
         path.push("/usr/sbin:/sbin".to_owned());
-        Ok(Self {
-            kubeconfig,
-            kubectl: kube.join("kubectl"),
-            helm: helm.join("helm"),
-            path: path.join(":"),
-        })
+        Ok(Self { kubeconfig, kubectl: kube.join("kubectl"), helm: helm.join("helm"), path: path.join(":") })
     }
 
     /// With `kubectl replay`, which kubectl finds in PATH.
@@ -86,41 +81,20 @@ impl Kube {
 
     /// Applies manifests that name no namespace of their own.
     pub fn apply_in(&self, namespace: &str, manifests: &str) -> Result<String> {
-        feed(
-            &mut self.kubectl(["apply", "-n", namespace, "-f", "-"]),
-            manifests,
-        )
+        feed(&mut self.kubectl(["apply", "-n", namespace, "-f", "-"]), manifests)
     }
 
     /// Makes a namespace that enforces the Pod Security Standard `restricted`, or leaves it as it is if it exists.
     pub fn restricted_namespace(&self, name: &str) -> Result<()> {
-        if output(&mut self.kubectl([
-            "get",
-            "namespace",
-            name,
-            "--ignore-not-found",
-            "-o",
-            "name",
-        ]))?
-        .trim()
-        .is_empty()
-        {
+        if output(&mut self.kubectl(["get", "namespace", name, "--ignore-not-found", "-o", "name"]))?.trim().is_empty() {
             let labels = "{pod-security.kubernetes.io/enforce: restricted}";
-            self.apply(&format!(
-                "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {labels}}}}}"
-            ))?;
+            self.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {labels}}}}}"))?;
         }
         Ok(())
     }
 
     /// Asks `kubectl get … -o jsonpath` until the answer is one of `wanted`, and returns it.
-    pub fn wait_for_value(
-        &self,
-        object: &[&str],
-        path: &str,
-        wanted: &[&str],
-        limit: Duration,
-    ) -> Result<String> {
+    pub fn wait_for_value(&self, object: &[&str], path: &str, wanted: &[&str], limit: Duration) -> Result<String> {
         let until = Instant::now() + limit;
         loop {
             let mut get = self.kubectl(["get"]);
@@ -131,12 +105,7 @@ impl Kube {
             }
             interrupt::check()?;
             if Instant::now() > until {
-                bail!(
-                    "{} is {:?} and not one of {wanted:?} after {} s",
-                    object.join(" "),
-                    value.trim(),
-                    limit.as_secs()
-                );
+                bail!("{} is {:?} and not one of {wanted:?} after {} s", object.join(" "), value.trim(), limit.as_secs());
             }
             std::thread::sleep(Duration::from_millis(200));
         }

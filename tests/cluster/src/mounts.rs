@@ -28,19 +28,13 @@ pub(crate) fn make(spec: &Spec) -> Result<()> {
     let kubelet = spec.run().join("kubelet");
     fs::create_dir_all(&kubelet)?;
     fs::create_dir_all("/var/lib/kubelet")?;
-    run(Command::new("mount")
-        .arg("--bind")
-        .arg(&kubelet)
-        .arg("/var/lib/kubelet"))?;
+    run(Command::new("mount").arg("--bind").arg(&kubelet).arg("/var/lib/kubelet"))?;
 
     for setting in SETTINGS {
         let real = Path::new("/proc/sys").join(setting);
         let copy = Path::new("/run/settings").join(setting);
         fs::create_dir_all(copy.parent().expect("below /run/settings"))?;
-        fs::write(
-            &copy,
-            fs::read(&real).with_context(|| format!("can't read {}", real.display()))?,
-        )?;
+        fs::write(&copy, fs::read(&real).with_context(|| format!("can't read {}", real.display()))?)?;
         run(Command::new("mount").arg("--bind").arg(&copy).arg(&real))?;
     }
     Ok(())
@@ -55,17 +49,10 @@ fn tmpfs(path: &str, folders: &[&str]) -> Result<()> {
 }
 
 fn overlay(spec: &Spec, path: &str) -> Result<()> {
-    let layers = spec
-        .run()
-        .join("overlay")
-        .join(path.trim_start_matches('/').replace('/', "-"));
+    let layers = spec.run().join("overlay").join(path.trim_start_matches('/').replace('/', "-"));
     let (upper, work) = (layers.join("upper"), layers.join("work"));
     fs::create_dir_all(&upper)?;
     fs::create_dir_all(&work)?;
-    let options = format!(
-        "lowerdir={path},upperdir={},workdir={}",
-        upper.display(),
-        work.display()
-    );
+    let options = format!("lowerdir={path},upperdir={},workdir={}", upper.display(), work.display());
     run(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options, path]))
 }

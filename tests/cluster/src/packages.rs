@@ -43,10 +43,7 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
         Purpose::Cluster => CLUSTER.to_vec(),
         Purpose::Tests => [CLUSTER.as_slice(), &TESTS].concat(),
     };
-    let missing: Vec<_> = wanted
-        .into_iter()
-        .filter(|package| !installed(package))
-        .collect();
+    let missing: Vec<_> = wanted.into_iter().filter(|package| !installed(package)).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -60,12 +57,7 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
     let log = cache::root()?.join("log/packages.log");
     phase_with_log("installing Debian packages", &log, || {
         run_logged(apt().arg("update"), &log)?;
-        run_logged(
-            apt()
-                .args(["install", "--yes", "--no-install-recommends"])
-                .args(&missing),
-            &log,
-        )
+        run_logged(apt().args(["install", "--yes", "--no-install-recommends"]).args(&missing), &log)
     })
 }
 

@@ -15,15 +15,7 @@ use crate::phase::phase_with_log;
 const RECIPE: &str = "1";
 
 /// The names that the one Kubernetes binary answers to.
-const KUBE_NAMES: [&str; 7] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kubelet",
-    "kube-proxy",
-    "kubectl",
-];
+const KUBE_NAMES: [&str; 7] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
 
 /// One Go module below `parts/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ValueEnum)]
@@ -42,14 +34,7 @@ pub enum Part {
 
 impl Part {
     /// What a cluster is made of, and Helm to install the chart.
-    pub const ALL: [Self; 6] = [
-        Self::Kube,
-        Self::Containerd,
-        Self::Coredns,
-        Self::KubeRouter,
-        Self::Gvisor,
-        Self::Helm,
-    ];
+    pub const ALL: [Self; 6] = [Self::Kube, Self::Containerd, Self::Coredns, Self::KubeRouter, Self::Gvisor, Self::Helm];
 
     fn name(self) -> &'static str {
         match self {
@@ -75,23 +60,12 @@ impl Part {
 
     /// The folder of the built binaries; builds them first if no clone has done so with the same sources.
     pub fn build(self) -> Result<PathBuf> {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("parts")
-            .join(self.name());
-        let digest = Inputs::new()
-            .add("recipe", RECIPE)
-            .add_path("source", &source)?
-            .digest();
-        let log = cache::root()?
-            .join("log")
-            .join(format!("part-{}.log", self.name()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("parts").join(self.name());
+        let digest = Inputs::new().add("recipe", RECIPE).add_path("source", &source)?.digest();
+        let log = cache::root()?.join("log").join(format!("part-{}.log", self.name()));
         cache::entry("parts", self.name(), &digest, |folder| {
             let _ = fs::remove_file(&log);
-            let title = format!(
-                "building {} from its Go modules (about {} min)",
-                self.name(),
-                self.minutes()
-            );
+            let title = format!("building {} from its Go modules (about {} min)", self.name(), self.minutes());
             phase_with_log(&title, &log, || self.compile(&source, folder, &log))
         })
         .with_context(|| format!("the cluster's part {} could not be built", self.name()))
@@ -115,9 +89,7 @@ impl Part {
                 Ok(())
             }
             Self::Coredns => go_build(source, &into.join("coredns"), ".", "", log),
-            Self::Containerd | Self::KubeRouter | Self::Helm => {
-                go_build(source, into, "tool", "", log)
-            }
+            Self::Containerd | Self::KubeRouter | Self::Helm => go_build(source, into, "tool", "", log),
             Self::Gvisor => compile_gvisor(source, into, log),
         }
     }
@@ -130,22 +102,11 @@ fn compile_gvisor(source: &Path, into: &Path, log: &Path) -> Result<()> {
     for file in ["go.mod", "go.sum"] {
         fs::copy(source.join(file), work.path().join(file))?;
     }
-    run_logged(
-        Command::new("go")
-            .args(["mod", "vendor"])
-            .current_dir(work.path()),
-        log,
-    )?;
-    let manager = work
-        .path()
-        .join("vendor/gvisor.dev/gvisor/pkg/shim/v1/manager.go");
+    run_logged(Command::new("go").args(["mod", "vendor"]).current_dir(work.path()), log)?;
+    let manager = work.path().join("vendor/gvisor.dev/gvisor/pkg/shim/v1/manager.go");
     let before = fs::read_to_string(&manager)?;
     let after = before.replace("oomScoreMax = -999", "oomScoreMax = 0");
-    ensure!(
-        before != after,
-        "gVisor's shim no longer has the number that this build changes; look at {}",
-        manager.display()
-    );
+    ensure!(before != after, "gVisor's shim no longer has the number that this build changes; look at {}", manager.display());
     fs::write(&manager, after)?;
     go_build(work.path(), into, "tool", "", log)?;
     fs::rename(into.join("shim"), into.join("containerd-shim-runsc-v1"))?;
@@ -154,40 +115,18 @@ fn compile_gvisor(source: &Path, into: &Path, log: &Path) -> Result<()> {
 
 fn go_build(source: &Path, output: &Path, what: &str, set: &str, log: &Path) -> Result<()> {
     // `go build -o FOLDER` puts several binaries into it only if the name ends as a folder's does.
-    let output = if output.is_dir() {
-        output.join("")
-    } else {
-        output.to_owned()
-    };
+    let output = if output.is_dir() { output.join("") } else { output.to_owned() };
     let mut go = Command::new("go");
-    go.args([
-        "build",
-        "-v",
-        "-trimpath",
-        "-ldflags",
-        &format!("-s -w {set}"),
-        "-o",
-    ])
-    .arg(output)
-    .arg(what);
-    run_logged(
-        go.current_dir(source)
-            .env("CGO_ENABLED", "0")
-            .env("GOWORK", "off"),
-        log,
-    )
+    go.args(["build", "-v", "-trimpath", "-ldflags", &format!("-s -w {set}"), "-o"]).arg(output).arg(what);
+    run_logged(go.current_dir(source).env("CGO_ENABLED", "0").env("GOWORK", "off"), log)
 }
 
 /// The version that go.mod requires, which the binaries should report.
 fn kubernetes_version(source: &Path) -> Result<String> {
     let text = fs::read_to_string(source.join("go.mod"))?;
-    let version = text.lines().map(str::trim).find_map(|line| {
-        line.trim_start_matches("require ")
-            .strip_prefix("k8s.io/kubernetes ")
-            .map(|rest| rest.split_whitespace().next())
-    });
-    Ok(version
-        .flatten()
-        .context("parts/kube/go.mod doesn't require k8s.io/kubernetes")?
-        .to_owned())
+    let version = text
+        .lines()
+        .map(str::trim)
+        .find_map(|line| line.trim_start_matches("require ").strip_prefix("k8s.io/kubernetes ").map(|rest| rest.split_whitespace().next()));
+    Ok(version.flatten().context("parts/kube/go.mod doesn't require k8s.io/kubernetes")?.to_owned())
 }

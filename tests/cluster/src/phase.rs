@@ -32,14 +32,7 @@ fn follow<T>(name: &str, log: Option<PathBuf>, work: impl FnOnce() -> Result<T>)
     let ticker = Ticker::start(name.to_owned(), log, started);
     let result = work();
     drop(ticker);
-    line(
-        started.elapsed(),
-        &if result.is_ok() {
-            name.to_owned()
-        } else {
-            format!("FAILED: {name}")
-        },
-    );
+    line(started.elapsed(), &if result.is_ok() { name.to_owned() } else { format!("FAILED: {name}") });
     result
 }
 
@@ -59,18 +52,11 @@ impl Ticker {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(SIGN_OF_LIFE) {
-                let last = log
-                    .as_deref()
-                    .and_then(last_line)
-                    .map(|line| format!(": {line}"))
-                    .unwrap_or_default();
+                let last = log.as_deref().and_then(last_line).map(|line| format!(": {line}")).unwrap_or_default();
                 line(started.elapsed(), &format!("… {name}{last}"));
             }
         });
-        Self {
-            stop: Some(stop),
-            thread: Some(thread),
-        }
+        Self { stop: Some(stop), thread: Some(thread) }
     }
 }
 

@@ -42,15 +42,7 @@ pub(crate) fn write(spec: &Spec) -> Result<()> {
     }
 
     // With this key the API server signs the tokens of ServiceAccounts.
-    run(openssl(&folder).args([
-        "genpkey",
-        "-algorithm",
-        "EC",
-        "-pkeyopt",
-        CURVE,
-        "-out",
-        "sa.key",
-    ]))?;
+    run(openssl(&folder).args(["genpkey", "-algorithm", "EC", "-pkeyopt", CURVE, "-out", "sa.key"]))?;
     run(openssl(&folder).args(["pkey", "-in", "sa.key", "-pubout", "-out", "sa.pub"]))
 }
 
@@ -59,22 +51,9 @@ const CURVE: &str = "ec_paramgen_curve:P-256";
 /// Makes `FILE.key` and `FILE.crt`, signed by the authority, or by itself if it is the authority.
 fn certificate(folder: &Path, file: &str, subject: &str, usage: &str) -> Result<()> {
     let mut request = openssl(folder);
-    request.args([
-        "req",
-        "-x509",
-        "-config",
-        "openssl.cnf",
-        "-extensions",
-        usage,
-        "-subj",
-        subject,
-    ]);
+    request.args(["req", "-x509", "-config", "openssl.cnf", "-extensions", usage, "-subj", subject]);
     request.args(["-newkey", "ec", "-pkeyopt", CURVE, "-nodes", "-days", "365"]);
-    request
-        .arg("-keyout")
-        .arg(format!("{file}.key"))
-        .arg("-out")
-        .arg(format!("{file}.crt"));
+    request.arg("-keyout").arg(format!("{file}.key")).arg("-out").arg(format!("{file}.crt"));
     if file != "ca" {
         request.args(["-CA", "ca.crt", "-CAkey", "ca.key"]);
     }

@@ -45,35 +45,15 @@ impl Place {
     /// Starts a cluster with the images imported.
     pub fn own(product: &Product, images: &[Built], namespaces: &[&str]) -> Result<Self> {
         let archives = images.iter().map(|built| built.archive.clone()).collect();
-        let options = Options {
-            state: None,
-            gvisor: true,
-            postgres: true,
-            images: archives,
-        };
-        let cluster = phase("starting the cluster, with Postgres beside it", || {
-            Cluster::start(options)
-        })?;
+        let options = Options { state: None, gvisor: true, postgres: true, images: archives };
+        let cluster = phase("starting the cluster, with Postgres beside it", || Cluster::start(options))?;
         let install = Install::imported(cluster.database_url()?, namespaces);
-        Ok(Self {
-            kube: cluster.kube()?.with(product),
-            install,
-            own: Some(cluster),
-        })
+        Ok(Self { kube: cluster.kube()?.with(product), install, own: Some(cluster) })
     }
 
     /// Brings the images to where the user's cluster finds them.
-    pub fn current(
-        current: Current,
-        product: &Product,
-        images: &[Built],
-        namespaces: &[&str],
-    ) -> Result<Self> {
-        let Current {
-            kube,
-            registry,
-            database_url,
-        } = current;
+    pub fn current(current: Current, product: &Product, images: &[Built], namespaces: &[&str]) -> Result<Self> {
+        let Current { kube, registry, database_url } = current;
         let mut install = Install::imported(database_url, namespaces);
         if registry != PRESENT {
             let mut all = Inputs::new();
@@ -86,24 +66,14 @@ impl Place {
             install.rollout = PULLING;
             publish(images, &install)?;
         }
-        Ok(Self {
-            kube: kube.with(product),
-            install,
-            own: None,
-        })
+        Ok(Self { kube: kube.with(product), install, own: None })
     }
 
     /// A manifest of the examples with the images' names of this place.
     pub fn localized(&self, file: &Path) -> Result<String> {
-        let mut text = std::fs::read_to_string(file)
-            .with_context(|| format!("can't read {}", file.display()))?;
+        let mut text = std::fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?;
         for image in Image::ALL {
-            let here = format!(
-                "{}/{}:{}",
-                self.install.registry,
-                image.repository(),
-                self.install.tag
-            );
+            let here = format!("{}/{}:{}", self.install.registry, image.repository(), self.install.tag);
             text = text.replace(&image.reference(), &here);
         }
         Ok(text)
@@ -112,11 +82,7 @@ impl Place {
 
 impl Current {
     /// Checks what the user gave, tells what will be done to which cluster, and asks whether it may be.
-    pub fn confirm(
-        registry: Option<String>,
-        database_url: Option<String>,
-        namespaces: &[&str],
-    ) -> Result<Self> {
+    pub fn confirm(registry: Option<String>, database_url: Option<String>, namespaces: &[&str]) -> Result<Self> {
         let registry = registry.filter(|text| !text.is_empty());
         let database_url = database_url.filter(|text| !text.is_empty());
         let mut missing = Vec::new();
@@ -138,51 +104,26 @@ impl Current {
         let registry = registry.trim_end_matches('/').to_owned();
         let kube = Kube::current()?;
         ask(&kube, &registry, namespaces)?;
-        Ok(Self {
-            kube,
-            registry,
-            database_url,
-        })
+        Ok(Self { kube, registry, database_url })
     }
 }
 
 /// Tells what will be done to which cluster, and goes on only after a yes.
 fn ask(kube: &Kube, registry: &str, namespaces: &[&str]) -> Result<()> {
-    let context = output(&mut kube.kubectl(["config", "current-context"]))
-        .context("there is no current kubeconfig context")?;
-    let server = output(&mut kube.kubectl([
-        "config",
-        "view",
-        "--minify",
-        "-o",
-        "jsonpath={.clusters[0].cluster.server}",
-    ]))?;
-    println!(
-        "This uses your cluster {} at {server}. It will",
-        context.trim()
-    );
+    let context = output(&mut kube.kubectl(["config", "current-context"])).context("there is no current kubeconfig context")?;
+    let server = output(&mut kube.kubectl(["config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}"]))?;
+    println!("This uses your cluster {} at {server}. It will", context.trim());
     if registry != PRESENT {
         println!("  push five images to {registry}/replayfork/…");
     }
-    println!(
-        "  make the namespaces {NAMESPACE} and {}, unless they exist,",
-        namespaces.join(", ")
-    );
-    println!(
-        "  install the chart (a ReplayFork definition, roles, two Deployments) in {NAMESPACE},"
-    );
-    println!(
-        "  and run the example agent and a fork of its run in {}.",
-        namespaces.join(", ")
-    );
+    println!("  make the namespaces {NAMESPACE} and {}, unless they exist,", namespaces.join(", "));
+    println!("  install the chart (a ReplayFork definition, roles, two Deployments) in {NAMESPACE},");
+    println!("  and run the example agent and a fork of its run in {}.", namespaces.join(", "));
     println!("It stays there afterwards; `helm uninstall replayfork -n {NAMESPACE}` removes it.");
     print!("Go on? [y/N] ");
     std::io::stdout().flush()?;
     let answer = read_answer()?;
-    ensure!(
-        matches!(answer.trim(), "y" | "Y" | "yes"),
-        "not confirmed, so nothing was done"
-    );
+    ensure!(matches!(answer.trim(), "y" | "Y" | "yes"), "not confirmed, so nothing was done");
     Ok(())
 }
 
@@ -207,15 +148,8 @@ fn read_answer() -> Result<String> {
 fn publish(images: &[Built], install: &Install) -> Result<()> {
     let builder = Builder::new()?;
     for built in images {
-        let name = format!(
-            "{}/{}:{}",
-            install.registry,
-            built.image.repository(),
-            install.tag
-        );
-        phase(&format!("pushing {name}"), || {
-            builder.publish(&built.archive, &built.image.reference(), &name)
-        })?;
+        let name = format!("{}/{}:{}", install.registry, built.image.repository(), install.tag);
+        phase(&format!("pushing {name}"), || builder.publish(&built.archive, &built.image.reference(), &name))?;
     }
     note("the images are pushed; the nodes pull them from there");
     Ok(())

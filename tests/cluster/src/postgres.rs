@@ -20,36 +20,24 @@ const NAME: &str = "replayfork";
 impl Database {
     /// Finds the newest Postgres of the machine and makes up a password.
     pub fn new() -> Result<Self> {
-        let versions = fs::read_dir("/usr/lib/postgresql")
-            .context("Postgres is missing: apt-get install postgresql")?;
+        let versions = fs::read_dir("/usr/lib/postgresql").context("Postgres is missing: apt-get install postgresql")?;
         let mut bins: Vec<(u32, PathBuf)> = versions
             .filter_map(|entry| {
                 let path = entry.ok()?.path();
                 let version = path.file_name()?.to_str()?.parse().ok()?;
-                path.join("bin/postgres")
-                    .exists()
-                    .then(|| (version, path.join("bin")))
+                path.join("bin/postgres").exists().then(|| (version, path.join("bin")))
             })
             .collect();
         bins.sort();
-        let (_, bin) = bins
-            .pop()
-            .context("no Postgres server below /usr/lib/postgresql: apt-get install postgresql")?;
-        Ok(Self {
-            bin,
-            password: Alphanumeric.sample_string(&mut rand::rng(), 24),
-        })
+        let (_, bin) = bins.pop().context("no Postgres server below /usr/lib/postgresql: apt-get install postgresql")?;
+        Ok(Self { bin, password: Alphanumeric.sample_string(&mut rand::rng(), 24) })
     }
 }
 
 /// Where pods, and this machine, find the product's database.
 pub(crate) fn url(spec: &Spec) -> Option<String> {
     let database = spec.postgres.as_ref()?;
-    Some(format!(
-        "postgres://{NAME}:{}@{}:5432/{NAME}",
-        database.password,
-        spec.addresses().node_ip()
-    ))
+    Some(format!("postgres://{NAME}:{}@{}:5432/{NAME}", database.password, spec.addresses().node_ip()))
 }
 
 /// Makes the server's data folder and its configuration.
@@ -57,19 +45,9 @@ pub(crate) fn prepare(spec: &Spec, database: &Database) -> Result<()> {
     let data = data(spec);
     fs::create_dir_all(SOCKETS)?;
     fs::create_dir_all(&data)?;
-    run(Command::new("chown")
-        .args(["postgres:postgres", SOCKETS])
-        .arg(&data))?;
+    run(Command::new("chown").args(["postgres:postgres", SOCKETS]).arg(&data))?;
     let mut initdb = as_postgres(&database.bin.join("initdb"));
-    initdb
-        .args([
-            "--no-sync",
-            "--encoding=UTF8",
-            "--locale=C.UTF-8",
-            "--auth=peer",
-            "-D",
-        ])
-        .arg(&data);
+    initdb.args(["--no-sync", "--encoding=UTF8", "--locale=C.UTF-8", "--auth=peer", "-D"]).arg(&data);
     run(&mut initdb)?;
     let addresses = spec.addresses();
     let access = format!(
@@ -83,10 +61,7 @@ pub(crate) fn prepare(spec: &Spec, database: &Database) -> Result<()> {
 
 /// The server in the foreground.
 pub(crate) fn server(spec: &Spec) -> Result<Command> {
-    let database = spec
-        .postgres
-        .as_ref()
-        .context("this cluster was started without Postgres")?;
+    let database = spec.postgres.as_ref().context("this cluster was started without Postgres")?;
     let mut server = as_postgres(&database.bin.join("postgres"));
     server.arg("-D").arg(data(spec));
     for setting in [
@@ -108,35 +83,14 @@ pub(crate) fn answers(spec: &Spec) -> bool {
 
 /// Makes the product's user and database.
 pub(crate) fn populate(spec: &Spec, database: &Database) -> Result<()> {
-    query(
-        spec,
-        "postgres",
-        &format!("CREATE ROLE {NAME} LOGIN PASSWORD '{}'", database.password),
-    )?;
-    query(
-        spec,
-        "postgres",
-        &format!("CREATE DATABASE {NAME} OWNER {NAME}"),
-    )?;
+    query(spec, "postgres", &format!("CREATE ROLE {NAME} LOGIN PASSWORD '{}'", database.password))?;
+    query(spec, "postgres", &format!("CREATE DATABASE {NAME} OWNER {NAME}"))?;
     Ok(())
 }
 
 fn query(spec: &Spec, database: &str, sql: &str) -> Result<String> {
-    let bin = &spec
-        .postgres
-        .as_ref()
-        .context("this cluster was started without Postgres")?
-        .bin;
-    output(as_postgres(&bin.join("psql")).args([
-        "-h",
-        SOCKETS,
-        "-v",
-        "ON_ERROR_STOP=1",
-        "-qAtd",
-        database,
-        "-c",
-        sql,
-    ]))
+    let bin = &spec.postgres.as_ref().context("this cluster was started without Postgres")?.bin;
+    output(as_postgres(&bin.join("psql")).args(["-h", SOCKETS, "-v", "ON_ERROR_STOP=1", "-qAtd", database, "-c", sql]))
 }
 
 fn data(spec: &Spec) -> PathBuf {
@@ -145,14 +99,6 @@ fn data(spec: &Spec) -> PathBuf {
 
 fn as_postgres(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
-    command
-        .args([
-            "--reuid=postgres",
-            "--regid=postgres",
-            "--init-groups",
-            "--",
-        ])
-        .arg(program)
-        .current_dir("/");
+    command.args(["--reuid=postgres", "--regid=postgres", "--init-groups", "--"]).arg(program).current_dir("/");
     command
 }

@@ -17,32 +17,14 @@ use crate::workspace;
 const KEPT: usize = 4;
 
 /// What the programs are compiled from, below the project's root.
-const SOURCES: [&str; 12] = [
-    "Cargo.toml",
-    "Cargo.lock",
-    "core",
-    "client",
-    "crds",
-    "snapshot",
-    "api-server",
-    "operator",
-    "sandbox",
-    "recorder",
-    "cli",
-    ".cargo",
-];
+const SOURCES: [&str; 12] =
+    ["Cargo.toml", "Cargo.lock", "core", "client", "crds", "snapshot", "api-server", "operator", "sandbox", "recorder", "cli", ".cargo"];
 
 /// The static one of the programs, which has a target folder of its own.
 const EXECUTOR: &str = "replayfork-executor";
 
-const PROGRAMS: [&str; 6] = [
-    "replayfork-api-server",
-    "replayfork-operator",
-    "replayfork-courier",
-    "replayfork-recorder",
-    "kubectl-replay",
-    EXECUTOR,
-];
+const PROGRAMS: [&str; 6] =
+    ["replayfork-api-server", "replayfork-operator", "replayfork-courier", "replayfork-recorder", "kubectl-replay", EXECUTOR];
 
 /// How the programs are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,10 +72,7 @@ impl Product {
             note("the sources changed while they were being built, so they are built again");
         };
         cache::prune("programs", profile.folder(), KEPT)?;
-        Ok(Self {
-            programs,
-            viewer: viewer(project)?,
-        })
+        Ok(Self { programs, viewer: viewer(project)? })
     }
 
     /// Takes the programs that are in `target/debug` now, and the viewer that is in `web/dist`, whatever their sources.
@@ -103,9 +82,7 @@ impl Product {
             let path = place(project, Profile::Dev, program);
             inputs.add_path(program, &path).context("build it first")?;
         }
-        let programs = cache::entry("programs", "as-built", &inputs.digest(), |folder| {
-            collect(project, Profile::Dev, folder)
-        })?;
+        let programs = cache::entry("programs", "as-built", &inputs.digest(), |folder| collect(project, Profile::Dev, folder))?;
         cache::prune("programs", "as-built", KEPT)?;
         let viewer = project.join("web/dist");
         let viewer = viewer.is_dir().then_some(viewer);
@@ -125,9 +102,7 @@ impl Product {
 
 fn source_digest(project: &Path, profile: Profile) -> Result<String> {
     let mut inputs = Inputs::new();
-    inputs
-        .add("compiler", output(Command::new("rustc").arg("--version"))?)
-        .add("profile", profile.folder());
+    inputs.add("compiler", output(Command::new("rustc").arg("--version"))?).add("profile", profile.folder());
     for source in SOURCES {
         let path = project.join(source);
         if path.exists() {
@@ -146,10 +121,7 @@ fn viewer(project: &Path) -> Result<Option<PathBuf>> {
     let digest = Inputs::new().add_sources("web", &web)?.digest();
     let viewer = cache::entry("viewer", "dist", &digest, |folder| {
         workspace::build_viewer(project)?;
-        run(Command::new("cp")
-            .arg("-R")
-            .arg(web.join("dist/."))
-            .arg(folder))
+        run(Command::new("cp").arg("-R").arg(web.join("dist/.")).arg(folder))
     })?;
     cache::prune("viewer", "dist", KEPT)?;
     Ok(Some(viewer))
@@ -159,10 +131,7 @@ fn viewer(project: &Path) -> Result<Option<PathBuf>> {
 fn collect(project: &Path, profile: Profile, into: &Path) -> Result<()> {
     for program in PROGRAMS {
         let from = place(project, profile, program);
-        run(Command::new("strip")
-            .args(["--strip-debug", "-o"])
-            .arg(into.join(program))
-            .arg(&from))?;
+        run(Command::new("strip").args(["--strip-debug", "-o"]).arg(into.join(program)).arg(&from))?;
     }
     ensure!(fs::read_dir(into)?.count() == PROGRAMS.len());
     Ok(())
@@ -170,10 +139,6 @@ fn collect(project: &Path, profile: Profile, into: &Path) -> Result<()> {
 
 fn place(project: &Path, profile: Profile, program: &str) -> PathBuf {
     let target = project.join("target");
-    let target = if program == EXECUTOR {
-        target.join(workspace::EXECUTOR_TARGET)
-    } else {
-        target
-    };
+    let target = if program == EXECUTOR { target.join(workspace::EXECUTOR_TARGET) } else { target };
     target.join(profile.folder()).join(program)
 }

@@ -55,10 +55,7 @@ impl Rootfs {
     }
 
     pub fn add_to(self, inputs: &mut Inputs) -> Result<()> {
-        inputs
-            .add("recipe", RECIPE)
-            .add("codename", codename()?)
-            .add("packages", self.packages());
+        inputs.add("recipe", RECIPE).add("codename", codename()?).add("packages", self.packages());
         for command in self.finish() {
             inputs.add("finish", command);
         }
@@ -69,15 +66,10 @@ impl Rootfs {
     pub fn build(self) -> Result<PathBuf> {
         let mut inputs = Inputs::new();
         self.add_to(&mut inputs)?;
-        let log = cache::root()?
-            .join("log")
-            .join(format!("rootfs-{}.log", self.name()));
+        let log = cache::root()?.join("log").join(format!("rootfs-{}.log", self.name()));
         let entry = cache::entry("rootfs", self.name(), &inputs.digest(), |folder| {
             let _ = fs::remove_file(&log);
-            let title = format!(
-                "making the root file system {} from Debian packages",
-                self.name()
-            );
+            let title = format!("making the root file system {} from Debian packages", self.name());
             phase_with_log(&title, &log, || self.bootstrap(folder, &log))
         })?;
         Ok(entry.join("rootfs.tar"))
@@ -87,37 +79,20 @@ impl Rootfs {
         let work = tempfile::tempdir()?;
         let mut mmdebstrap = Command::new("mmdebstrap");
         // `extract` unpacks and configures nothing: no package's script runs.
-        mmdebstrap.args([
-            "--variant=extract",
-            "--mode=root",
-            &format!("--include={}", self.packages()),
-        ]);
+        mmdebstrap.args(["--variant=extract", "--mode=root", &format!("--include={}", self.packages())]);
         for command in self.finish() {
             mmdebstrap.arg(format!("--extract-hook={command}"));
         }
-        mmdebstrap
-            .arg(codename()?)
-            .arg(into.join("rootfs.tar"))
-            .args(sources()?);
-        run_logged(
-            mmdebstrap
-                .env("TMPDIR", work.path())
-                .env("SOURCE_DATE_EPOCH", "0"),
-            log,
-        )
+        mmdebstrap.arg(codename()?).arg(into.join("rootfs.tar")).args(sources()?);
+        run_logged(mmdebstrap.env("TMPDIR", work.path()).env("SOURCE_DATE_EPOCH", "0"), log)
     }
 }
 
 /// The name of this machine's Debian release.
 fn codename() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release").context("this machine is no Debian")?;
-    let name = text
-        .lines()
-        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    Ok(name
-        .context("/etc/os-release names no VERSION_CODENAME")?
-        .trim_matches('"')
-        .to_owned())
+    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(name.context("/etc/os-release names no VERSION_CODENAME")?.trim_matches('"').to_owned())
 }
 
 /// The files that tell apt where this release's packages are, as they stand on this machine.
@@ -128,21 +103,12 @@ fn sources() -> Result<Vec<PathBuf>> {
         files.extend(folder.filter_map(|entry| Some(entry.ok()?.path())));
     }
     files.retain(|file| {
-        let known = file
-            .extension()
-            .is_some_and(|extension| extension == "list" || extension == "sources");
+        let known = file.extension().is_some_and(|extension| extension == "list" || extension == "sources");
         let text = fs::read_to_string(file).unwrap_or_default();
         // Another vendor's source is for another suite.
-        known
-            && text
-                .lines()
-                .filter(|line| !line.starts_with('#'))
-                .any(|line| line.split_whitespace().any(|word| word == codename))
+        known && text.lines().filter(|line| !line.starts_with('#')).any(|line| line.split_whitespace().any(|word| word == codename))
     });
     files.sort();
-    ensure!(
-        !files.is_empty(),
-        "no apt source of this machine has the release {codename}"
-    );
+    ensure!(!files.is_empty(), "no apt source of this machine has the release {codename}");
     Ok(files)
 }

@@ -63,15 +63,12 @@ impl Spec {
         // The database's password is in it.
         let mut options = fs::OpenOptions::new();
         options.create(true).write(true).truncate(true).mode(0o600);
-        let mut file = options
-            .open(&path)
-            .with_context(|| format!("can't write {}", path.display()))?;
+        let mut file = options.open(&path).with_context(|| format!("can't write {}", path.display()))?;
         Ok(file.write_all(&serde_json::to_vec_pretty(self)?)?)
     }
 
     pub fn addresses(&self) -> Addresses {
-        self.addresses
-            .expect("the keeper settles the addresses before anything else runs")
+        self.addresses.expect("the keeper settles the addresses before anything else runs")
     }
 
     pub fn pki(&self) -> PathBuf {
@@ -98,23 +95,14 @@ impl Spec {
     /// All folders of binaries, for PATH.
     pub fn bins(&self) -> Vec<PathBuf> {
         let parts = &self.parts;
-        let mut bins = vec![
-            parts.kube.clone(),
-            parts.containerd.clone(),
-            parts.coredns.clone(),
-            parts.kube_router.clone(),
-        ];
+        let mut bins = vec![parts.kube.clone(), parts.containerd.clone(), parts.coredns.clone(), parts.kube_router.clone()];
         bins.extend(parts.gvisor.clone());
         bins
     }
 
     /// PATH with the cluster's binaries first, and the folders where Debian keeps what only root uses.
     pub fn path(&self) -> String {
-        let mut path: Vec<String> = self
-            .bins()
-            .iter()
-            .map(|bin| bin.display().to_string())
-            .collect();
+        let mut path: Vec<String> = self.bins().iter().map(|bin| bin.display().to_string()).collect();
         path.extend(std::env::var("PATH"));
         path.push("/usr/sbin:/sbin".to_owned());
         path.join(":")

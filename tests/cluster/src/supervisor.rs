@@ -36,26 +36,19 @@ pub(crate) fn main(state: &Path) -> ExitCode {
     match supervise(state) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Event::Failed {
-                message: format!("{error:#}"),
-            }
-            .tell();
+            Event::Failed { message: format!("{error:#}") }.tell();
             ExitCode::FAILURE
         }
     }
 }
 
 fn supervise(state: &Path) -> Result<()> {
-    let supervisor = Supervisor {
-        spec: Spec::read(state)?,
-        running: Arc::default(),
-    };
+    let supervisor = Supervisor { spec: Spec::read(state)?, running: Arc::default() };
     fs::create_dir_all(supervisor.spec.log())?;
     fs::create_dir_all(supervisor.spec.run())?;
     Event::Entered.tell();
     supervisor.enter()?;
-    let control =
-        UnixListener::bind(supervisor.spec.control()).context("can't make the control socket")?;
+    let control = UnixListener::bind(supervisor.spec.control()).context("can't make the control socket")?;
     supervisor.start_all()?;
     Event::Ready.tell();
     for request in control.incoming() {
@@ -74,9 +67,7 @@ struct Running {
 
 impl Running {
     fn pids(&self) -> MutexGuard<'_, HashMap<Component, Pid>> {
-        self.pids
-            .lock()
-            .expect("no thread panics while it holds the table")
+        self.pids.lock().expect("no thread panics while it holds the table")
     }
 }
 
@@ -93,16 +84,8 @@ impl Supervisor {
         let ip = |arguments: &[&str]| run(Command::new("ip").args(arguments));
         ip(&["link", "set", "lo", "up"])?;
         // The keeper gives this end of the link to the namespace.
-        self.until("the link to this machine", || {
-            succeeds(Command::new("ip").args(["link", "show", "eth0"]))
-        })?;
-        ip(&[
-            "address",
-            "add",
-            &format!("{}/24", self.spec.addresses().node_ip()),
-            "dev",
-            "eth0",
-        ])?;
+        self.until("the link to this machine", || succeeds(Command::new("ip").args(["link", "show", "eth0"])))?;
+        ip(&["address", "add", &format!("{}/24", self.spec.addresses().node_ip()), "dev", "eth0"])?;
         ip(&["link", "set", "eth0", "up"])?;
         fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         Ok(())
@@ -115,40 +98,24 @@ impl Supervisor {
             let images = scope.spawn(|| self.start_containerd());
             self.start(Component::Etcd)?;
             self.start(Component::ApiServer)?;
-            self.until_answers(Component::ApiServer, || {
-                succeeds(self.kubectl().args(["get", "--raw", "/readyz"]))
-            })?;
-            for component in [
-                Component::ControllerManager,
-                Component::Scheduler,
-                Component::KubeProxy,
-                Component::Coredns,
-            ] {
+            self.until_answers(Component::ApiServer, || succeeds(self.kubectl().args(["get", "--raw", "/readyz"])))?;
+            for component in [Component::ControllerManager, Component::Scheduler, Component::KubeProxy, Component::Coredns] {
                 self.start(component)?;
             }
-            run(self
-                .kubectl()
-                .args(["apply", "-f"])
-                .arg(self.spec.run().join("cluster.yaml")))?;
+            run(self.kubectl().args(["apply", "-f"]).arg(self.spec.run().join("cluster.yaml")))?;
             images.join().expect("doesn't panic")?;
             self.start(Component::Kubelet)?;
             self.until_answers(Component::Kubelet, || {
                 let ready = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
-                output(self.kubectl().args(["get", "node", NODE, "-o", ready]))
-                    .is_ok_and(|status| status == "True")
+                output(self.kubectl().args(["get", "node", NODE, "-o", ready])).is_ok_and(|status| status == "True")
             })?;
             // It reads the node's pod network once, at its start.
             self.start(Component::KubeRouter)?;
             // A pod that is created before its ServiceAccount is refused.
             self.until_answers(Component::ControllerManager, || {
-                succeeds(
-                    self.kubectl()
-                        .args(["-n", "default", "get", "serviceaccount", "default"]),
-                )
+                succeeds(self.kubectl().args(["-n", "default", "get", "serviceaccount", "default"]))
             })?;
-            self.until_answers(Component::Coredns, || {
-                TcpStream::connect((self.spec.addresses().node_ip(), 53)).is_ok()
-            })?;
+            self.until_answers(Component::Coredns, || TcpStream::connect((self.spec.addresses().node_ip(), 53)).is_ok())?;
             database.join().expect("doesn't panic")
         })
     }
@@ -165,16 +132,9 @@ impl Supervisor {
 
     fn start_containerd(&self) -> Result<()> {
         self.start(Component::Containerd)?;
-        self.until_answers(Component::Containerd, || {
-            succeeds(self.ctr().arg("version"))
-        })?;
+        self.until_answers(Component::Containerd, || succeeds(self.ctr().arg("version")))?;
         for image in std::iter::once(&self.spec.pause).chain(&self.spec.images) {
-            run_logged(
-                self.ctr()
-                    .args(["-n", "k8s.io", "images", "import"])
-                    .arg(image),
-                &self.spec.log().join("import.log"),
-            )?;
+            run_logged(self.ctr().args(["-n", "k8s.io", "images", "import"]).arg(image), &self.spec.log().join("import.log"))?;
         }
         Ok(())
     }
@@ -199,13 +159,8 @@ impl Supervisor {
         }
         let log = append(&component.log(&self.spec))?;
         let mut command = component.command(&self.spec)?;
-        let command = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
-        let mut child = command
-            .spawn()
-            .with_context(|| format!("can't start {}", component.name()))?;
+        let command = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut child = command.spawn().with_context(|| format!("can't start {}", component.name()))?;
         let pid = Pid::from_child(&child);
         pids.insert(component, pid);
         drop(pids);
@@ -216,18 +171,9 @@ impl Supervisor {
             let unasked = running.pids().get(&component) == Some(&pid);
             if unasked {
                 running.pids().remove(&component);
-                let status =
-                    status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                let message = format!(
-                    "it ended ({status}); the end of {}:\n{}",
-                    log.display(),
-                    tail(&log)
-                );
-                Event::Ended {
-                    component: component.name().to_owned(),
-                    message,
-                }
-                .tell();
+                let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                let message = format!("it ended ({status}); the end of {}:\n{}", log.display(), tail(&log));
+                Event::Ended { component: component.name().to_owned(), message }.tell();
             }
             running.ended.notify_all();
         });
@@ -240,20 +186,9 @@ impl Supervisor {
         let pid = pid.with_context(|| format!("{} is not running", component.name()))?;
         kill_process(pid, signal).with_context(|| format!("can't signal {}", component.name()))?;
         let gone = || rustix::process::test_kill_process(pid).is_err();
-        let waited = self
-            .running
-            .ended
-            .wait_timeout_while(self.running.pids(), ENDING, |_| !gone());
-        if waited
-            .expect("no thread panics while it holds the table")
-            .1
-            .timed_out()
-        {
-            bail!(
-                "{} did not end within {} s",
-                component.name(),
-                ENDING.as_secs()
-            );
+        let waited = self.running.ended.wait_timeout_while(self.running.pids(), ENDING, |_| !gone());
+        if waited.expect("no thread panics while it holds the table").1.timed_out() {
+            bail!("{} did not end within {} s", component.name(), ENDING.as_secs());
         }
         Ok(())
     }
@@ -269,65 +204,39 @@ impl Supervisor {
             Ok(answers())
         })?
         .then_some(())
-        .with_context(|| {
-            format!(
-                "{} did not answer within {} s; {}",
-                component.name(),
-                ANSWERING.as_secs(),
-                hint()
-            )
-        })
+        .with_context(|| format!("{} did not answer within {} s; {}", component.name(), ANSWERING.as_secs(), hint()))
     }
 
     fn until(&self, what: &str, holds: impl Fn() -> bool) -> Result<()> {
-        wait_for(ANSWERING, || Ok(holds()))?
-            .then_some(())
-            .with_context(|| format!("{what} did not come up"))
+        wait_for(ANSWERING, || Ok(holds()))?.then_some(()).with_context(|| format!("{what} did not come up"))
     }
 
     /// Answers one request; only a broken socket is an error of the supervisor's own.
     fn serve(&self, stream: UnixStream) -> Result<()> {
         let mut line = String::new();
         BufReader::new(&stream).read_line(&mut line)?;
-        let answer = serde_json::from_str(&line)
-            .map_err(anyhow::Error::from)
-            .and_then(|request| self.carry_out(&request));
-        let answer = Answer {
-            error: answer.err().map(|error| format!("{error:#}")),
-        };
+        let answer = serde_json::from_str(&line).map_err(anyhow::Error::from).and_then(|request| self.carry_out(&request));
+        let answer = Answer { error: answer.err().map(|error| format!("{error:#}")) };
         writeln!(&stream, "{}", serde_json::to_string(&answer)?)?;
         Ok(())
     }
 
     fn carry_out(&self, request: &Request) -> Result<()> {
-        let component = |name: &str| {
-            Component::named(name).with_context(|| format!("there is no component {name}"))
-        };
+        let component = |name: &str| Component::named(name).with_context(|| format!("there is no component {name}"));
         match request {
             Request::Start { component: name } => {
                 let component = component(name)?;
                 self.start(component)?;
                 match component {
-                    Component::Postgres => {
-                        self.until_answers(component, || postgres::answers(&self.spec))
-                    }
-                    Component::ApiServer => self.until_answers(component, || {
-                        succeeds(self.kubectl().args(["get", "--raw", "/readyz"]))
-                    }),
+                    Component::Postgres => self.until_answers(component, || postgres::answers(&self.spec)),
+                    Component::ApiServer => self.until_answers(component, || succeeds(self.kubectl().args(["get", "--raw", "/readyz"]))),
                     _ => Ok(()),
                 }
             }
             Request::Stop { component: name } => {
                 let component = component(name)?;
                 // Postgres waits for its clients on SIGTERM; SIGINT is its fast shutdown.
-                self.stop(
-                    component,
-                    if component == Component::Postgres {
-                        Signal::INT
-                    } else {
-                        Signal::TERM
-                    },
-                )
+                self.stop(component, if component == Component::Postgres { Signal::INT } else { Signal::TERM })
             }
             Request::Kill { component: name } => self.stop(component(name)?, Signal::KILL),
         }

@@ -35,24 +35,9 @@ impl Traces {
                 traces.add("network namespace", &link.display().to_string());
             }
         }
-        traces.add_named(
-            "temporary folder",
-            &std::env::temp_dir(),
-            1,
-            &["replayfork-", ".tmp"],
-        )?;
-        traces.add_named(
-            "cgroup",
-            Path::new("/sys/fs/cgroup"),
-            3,
-            &["replayfork", "kubepods"],
-        )?;
-        traces.add_named(
-            "part of the cache",
-            &crate::cache::root()?,
-            2,
-            &[".making-", ".store-"],
-        )?;
+        traces.add_named("temporary folder", &std::env::temp_dir(), 1, &["replayfork-", ".tmp"])?;
+        traces.add_named("cgroup", Path::new("/sys/fs/cgroup"), 3, &["replayfork", "kubepods"])?;
+        traces.add_named("part of the cache", &crate::cache::root()?, 2, &[".making-", ".store-"])?;
         Ok(traces)
     }
 
@@ -66,13 +51,7 @@ impl Traces {
     }
 
     /// Adds the folders down to `depth` whose names begin in one of these ways.
-    fn add_named(
-        &mut self,
-        kind: &str,
-        folder: &Path,
-        depth: usize,
-        beginnings: &[&str],
-    ) -> Result<()> {
+    fn add_named(&mut self, kind: &str, folder: &Path, depth: usize, beginnings: &[&str]) -> Result<()> {
         let Ok(entries) = fs::read_dir(folder) else {
             return Ok(());
         };
@@ -82,10 +61,7 @@ impl Traces {
             if !entry.file_type()?.is_dir() {
                 continue;
             }
-            if beginnings
-                .iter()
-                .any(|beginning| name.starts_with(beginning))
-            {
+            if beginnings.iter().any(|beginning| name.starts_with(beginning)) {
                 self.add(kind, &entry.path().display().to_string());
             }
             if depth > 1 {
@@ -106,16 +82,10 @@ fn marked(mark: &str) -> Result<Vec<String>> {
         let Ok(environment) = fs::read(path.join("environ")) else {
             continue;
         };
-        if environment
-            .split(|byte| *byte == 0)
-            .any(|variable| variable == wanted.as_bytes())
-        {
+        if environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes()) {
             let command = fs::read(path.join("cmdline")).unwrap_or_default();
             let command = String::from_utf8_lossy(&command).replace('\0', " ");
-            found.push(format!(
-                "process {} {command}",
-                path.file_name().unwrap_or_default().to_string_lossy()
-            ));
+            found.push(format!("process {} {command}", path.file_name().unwrap_or_default().to_string_lossy()));
         }
     }
     Ok(found)
@@ -124,33 +94,21 @@ fn marked(mark: &str) -> Result<Vec<String>> {
 /// Clones the project as it is committed, runs demo and tests there twice, and compares the machine with before.
 pub fn check(project: &Path) -> Result<()> {
     let clone = tempfile::Builder::new().prefix("clone-").tempdir()?;
-    run(Command::new("git")
-        .args(["clone", "--quiet"])
-        .arg(project)
-        .arg(clone.path()))?;
+    run(Command::new("git").args(["clone", "--quiet"]).arg(project).arg(clone.path()))?;
     let mark = std::process::id().to_string();
     let before = Traces::take()?;
     for round in ["first", "second"] {
         for target in [["demo", "ONCE=1"].as_slice(), &["test"]] {
             let mut make = Command::new("make");
-            make.args(target)
-                .current_dir(clone.path())
-                .env(MARK, &mark)
-                .stdin(Stdio::null());
+            make.args(target).current_dir(clone.path()).env(MARK, &mark).stdin(Stdio::null());
             println!("\n== {round} time in a fresh clone: {}\n", shown(&make));
             let status = make.status().context("can't start make")?;
             interrupt::check()?;
-            ensure!(
-                status.success(),
-                "{} failed the {round} time ({status})",
-                shown(&make)
-            );
+            ensure!(status.success(), "{} failed the {round} time ({status})", shown(&make));
             compare(&before, &mark)?;
         }
     }
-    println!(
-        "\nnothing is left: no process, mount, link, network namespace, cgroup or temporary folder"
-    );
+    println!("\nnothing is left: no process, mount, link, network namespace, cgroup or temporary folder");
     Ok(())
 }
 

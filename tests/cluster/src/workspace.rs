@@ -26,27 +26,11 @@ pub fn build_rust(project: &Path, profile: Profile) -> Result<()> {
     if !project.join("target/debug/replayfork-api-server").exists() {
         note("cargo's target folder is each clone's own; the first build takes about six minutes");
     }
-    phase_with_log("building the Rust workspace", &log, || {
-        run_logged(
-            cargo(project).args(["build", "--workspace"]).args(release),
-            &log,
-        )
-    })?;
+    phase_with_log("building the Rust workspace", &log, || run_logged(cargo(project).args(["build", "--workspace"]).args(release), &log))?;
     phase_with_log("building the static executor", &log, || {
         let mut executor = cargo(project);
-        executor
-            .args([
-                "build",
-                "--package",
-                "replayfork-executor",
-                "--target",
-                EXECUTOR_TARGET,
-            ])
-            .args(release);
-        run_logged(
-            executor.env("RUSTFLAGS", "-C target-feature=+crt-static"),
-            &log,
-        )
+        executor.args(["build", "--package", "replayfork-executor", "--target", EXECUTOR_TARGET]).args(release);
+        run_logged(executor.env("RUSTFLAGS", "-C target-feature=+crt-static"), &log)
     })
 }
 
@@ -59,9 +43,7 @@ pub fn build_viewer(project: &Path) -> Result<()> {
         return Ok(());
     }
     let log = web_log(project);
-    phase_with_log("building the viewer", &log, || {
-        run_logged(npm(&web).args(["run", "build"]), &log)
-    })
+    phase_with_log("building the viewer", &log, || run_logged(npm(&web).args(["run", "build"]), &log))
 }
 
 /// `npm ci`, unless the modules were installed from the very same lock file.
@@ -71,8 +53,7 @@ pub fn install_viewer_packages(project: &Path) -> Result<()> {
         return Ok(());
     }
     let installed = web.join("node_modules/.replayfork-lock");
-    let lock =
-        std::fs::read(web.join("package-lock.json")).context("web/package-lock.json is missing")?;
+    let lock = std::fs::read(web.join("package-lock.json")).context("web/package-lock.json is missing")?;
     if std::fs::read(&installed).is_ok_and(|known| known == lock) {
         return Ok(());
     }
@@ -90,10 +71,7 @@ fn web_log(project: &Path) -> PathBuf {
 fn cargo(project: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // Images are built from the clone's own target folder.
-    cargo
-        .current_dir(project)
-        .env("CARGO_TARGET_DIR", project.join("target"))
-        .env("CARGO_TERM_COLOR", "never");
+    cargo.current_dir(project).env("CARGO_TARGET_DIR", project.join("target")).env("CARGO_TERM_COLOR", "never");
     cargo
 }
 

@@ -98,11 +98,7 @@ struct Source {
 
 impl Source {
     fn product(&self, project: &Path) -> Result<Product> {
-        if self.as_built {
-            Product::as_built(project)
-        } else {
-            Product::build(project, Profile::Dev)
-        }
+        if self.as_built { Product::as_built(project) } else { Product::build(project, Profile::Dev) }
     }
 }
 
@@ -131,24 +127,10 @@ fn carry_out(verb: Verb) -> Result<()> {
     match verb {
         Verb::Packages { purpose } => packages::ensure(purpose),
         Verb::Parts { only } => {
-            let parts = if only.is_empty() {
-                Part::ALL.to_vec()
-            } else {
-                only
-            };
-            parts
-                .into_iter()
-                .try_for_each(|part| part.build().map(drop))
+            let parts = if only.is_empty() { Part::ALL.to_vec() } else { only };
+            parts.into_iter().try_for_each(|part| part.build().map(drop))
         }
-        Verb::Build { release } => Product::build(
-            &project,
-            if release {
-                Profile::Release
-            } else {
-                Profile::Dev
-            },
-        )
-        .map(drop),
+        Verb::Build { release } => Product::build(&project, if release { Profile::Release } else { Profile::Dev }).map(drop),
         Verb::ViewerPackages => workspace::install_viewer_packages(&project),
         Verb::TestClean => traces::check(&project),
         Verb::Images => {
@@ -157,44 +139,22 @@ fn carry_out(verb: Verb) -> Result<()> {
             }
             Ok(())
         }
-        Verb::Up {
-            state,
-            gvisor,
-            install,
-            image,
-            source,
-        } => up(state, gvisor, &install, image, source),
+        Verb::Up { state, gvisor, install, image, source } => up(state, gvisor, &install, image, source),
         Verb::Reload { state, source } => {
             let cluster = replayfork_test_cluster::Attached::to(&state)?;
             for built in images::build(&project, &source.product(&project)?)? {
                 cluster.import_image(&built.archive)?;
             }
             let kube = cluster.kube()?;
-            let deployments = [
-                "deployment/replayfork-api-server",
-                "deployment/replayfork-operator",
-            ];
-            command::run(
-                kube.kubectl(["rollout", "restart", "-n", NAMESPACE])
-                    .args(deployments),
-            )?;
-            deployments.iter().try_for_each(|name| {
-                command::run(&mut kube.kubectl(["rollout", "status", "-n", NAMESPACE, name]))
-            })
+            let deployments = ["deployment/replayfork-api-server", "deployment/replayfork-operator"];
+            command::run(kube.kubectl(["rollout", "restart", "-n", NAMESPACE]).args(deployments))?;
+            deployments.iter().try_for_each(|name| command::run(&mut kube.kubectl(["rollout", "status", "-n", NAMESPACE, name])))
         }
         Verb::Shell => shell(),
-        Verb::Demo {
-            cluster,
-            registry,
-            database_url,
-            once,
-        } => {
+        Verb::Demo { cluster, registry, database_url, once } => {
             let wish = match cluster {
                 Where::Own => Wish::Own,
-                Where::Current => Wish::Current {
-                    registry,
-                    database_url,
-                },
+                Where::Current => Wish::Current { registry, database_url },
             };
             let once = once.is_some_and(|text| !matches!(text.as_str(), "" | "0"));
             demo::run_demo(wish, if once { End::Once } else { End::OnInterrupt })
@@ -202,32 +162,13 @@ fn carry_out(verb: Verb) -> Result<()> {
     }
 }
 
-fn up(
-    state: Option<PathBuf>,
-    gvisor: bool,
-    namespaces: &[String],
-    mut images: Vec<PathBuf>,
-    source: Source,
-) -> Result<()> {
+fn up(state: Option<PathBuf>, gvisor: bool, namespaces: &[String], mut images: Vec<PathBuf>, source: Source) -> Result<()> {
     let project = workspace::project();
-    let product = if namespaces.is_empty() {
-        None
-    } else {
-        Some(source.product(&project)?)
-    };
+    let product = if namespaces.is_empty() { None } else { Some(source.product(&project)?) };
     if let Some(product) = &product {
-        images.extend(
-            images::build(&project, product)?
-                .into_iter()
-                .map(|built| built.archive),
-        );
+        images.extend(images::build(&project, product)?.into_iter().map(|built| built.archive));
     }
-    let options = Options {
-        state,
-        gvisor,
-        postgres: true,
-        images,
-    };
+    let options = Options { state, gvisor, postgres: true, images };
     let cluster = phase("starting the cluster", || Cluster::start(options))?;
     let mut kube = cluster.kube()?;
     if let Some(product) = &product {
@@ -253,27 +194,17 @@ fn up(
 fn shell() -> Result<()> {
     let project = workspace::project();
     packages::ensure(Purpose::Cluster)?;
-    Part::ALL
-        .into_iter()
-        .try_for_each(|part| part.build().map(drop))?;
+    Part::ALL.into_iter().try_for_each(|part| part.build().map(drop))?;
     let product = Product::build(&project, Profile::Dev)?;
     let images = images::build(&project, &product)?;
     let place = Place::own(&product, &images, &["agents"])?;
-    phase("installing the chart", || {
-        place.install.run(&place.kube, &project)
-    })?;
+    phase("installing the chart", || place.install.run(&place.kube, &project))?;
     let cluster = place.own.as_ref().context("it is our own")?;
     println!("A shell on a fresh cluster. Try: kubectl get pods -A; kubectl replay runs -n agents");
-    println!(
-        "Images by their names here: {}",
-        Image::ALL.map(Image::reference).join(" ")
-    );
+    println!("Images by their names here: {}", Image::ALL.map(Image::reference).join(" "));
     println!("It is gone when you leave the shell.");
     let mut shell = Command::new(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
-    shell
-        .env("KUBECONFIG", cluster.kubeconfig())
-        .env("PATH", place.kube.path())
-        .env("DATABASE_URL", cluster.database_url()?);
+    shell.env("KUBECONFIG", cluster.kubeconfig()).env("PATH", place.kube.path()).env("DATABASE_URL", cluster.database_url()?);
     // The shell's own last status says nothing about the cluster.
     shell.status().context("can't start the shell")?;
     // Ctrl-C in the shell reached this process too, and meant the shell.

@@ -5,14 +5,8 @@ use crate::render::{DATABASE, refused, template};
 #[test]
 fn without_a_database_it_says_how_to_give_one() {
     let words = refused(&[]);
-    assert!(
-        words.contains("database.existingSecret is not set"),
-        "{words}"
-    );
-    assert!(
-        words.contains("kubectl -n rf create secret generic replayfork-database"),
-        "{words}"
-    );
+    assert!(words.contains("database.existingSecret is not set"), "{words}");
+    assert!(words.contains("kubectl -n rf create secret generic replayfork-database"), "{words}");
 }
 
 #[test]

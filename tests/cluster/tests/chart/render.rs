@@ -20,25 +20,10 @@ pub fn helm(arguments: &[&str]) -> Output {
 
 pub fn template(settings: &[&str], kubernetes: &str) -> Output {
     let chart = project().join("charts/replayfork");
-    let mut arguments = vec![
-        "template",
-        "my-release",
-        chart.to_str().unwrap(),
-        "--namespace",
-        "rf",
-        "--kube-version",
-        kubernetes,
-    ];
+    let mut arguments = vec!["template", "my-release", chart.to_str().unwrap(), "--namespace", "rf", "--kube-version", kubernetes];
     for setting in settings {
         // `--set-json` keeps null, numbers and lists what they are.
-        arguments.extend([
-            if setting.contains("=null") || setting.contains("=[") {
-                "--set-json"
-            } else {
-                "--set"
-            },
-            setting,
-        ]);
+        arguments.extend([if setting.contains("=null") || setting.contains("=[") { "--set-json" } else { "--set" }, setting]);
     }
     helm(&arguments)
 }
@@ -46,24 +31,16 @@ pub fn template(settings: &[&str], kubernetes: &str) -> Output {
 /// The objects that a release with these values consists of.
 pub fn rendered(settings: &[&str]) -> Vec<Value> {
     let done = template(&[&[DATABASE], settings].concat(), "1.33.0");
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let text = String::from_utf8(done.stdout).unwrap();
-    let documents = serde_yaml_ng::Deserializer::from_str(&text)
-        .map(|document| Value::deserialize(document).unwrap());
+    let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap());
     documents.filter(|document| !document.is_null()).collect()
 }
 
 /// Helm's words when it refuses these values.
 pub fn refused(settings: &[&str]) -> String {
     let done = template(settings, "1.33.0");
-    assert!(
-        !done.status.success(),
-        "these values were taken: {settings:?}"
-    );
+    assert!(!done.status.success(), "these values were taken: {settings:?}");
     String::from_utf8(done.stderr).unwrap()
 }
 
@@ -72,9 +49,7 @@ pub fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
 }
 
 pub fn maybe<'a>(objects: &'a [Value], kind: &str, name: &str) -> Option<&'a Value> {
-    objects
-        .iter()
-        .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
+    objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
 }
 
 pub fn pod<'a>(objects: &'a [Value], deployment: &str) -> &'a Value {
@@ -82,10 +57,6 @@ pub fn pod<'a>(objects: &'a [Value], deployment: &str) -> &'a Value {
 }
 
 pub fn env(objects: &[Value], deployment: &str, name: &str) -> Option<Value> {
-    let env = pod(objects, deployment)["containers"][0]["env"]
-        .as_array()
-        .unwrap();
-    env.iter()
-        .find(|variable| variable["name"] == name)
-        .map(|variable| variable["value"].clone())
+    let env = pod(objects, deployment)["containers"][0]["env"].as_array().unwrap();
+    env.iter().find(|variable| variable["name"] == name).map(|variable| variable["value"].clone())
 }

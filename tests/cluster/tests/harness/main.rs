@@ -37,39 +37,24 @@ fn all() -> Result<usize> {
     let project = workspace::project();
     let product = Product::build(&project, Profile::Dev)?;
     let images = images::build(&project, &product)?;
-    let options = Options {
-        gvisor: true,
-        postgres: true,
-        images: images.into_iter().map(|built| built.archive).collect(),
-        state: None,
-    };
+    let options = Options { gvisor: true, postgres: true, images: images.into_iter().map(|built| built.archive).collect(), state: None };
     let cluster = Cluster::start(options)?;
     pods(&cluster)?;
     let checks: [(&str, fn(&Cluster) -> Result<()>); 9] = [
-        (
-            "a pod finds a Service by name, under runc and gVisor",
-            service_by_name,
-        ),
+        ("a pod finds a Service by name, under runc and gVisor", service_by_name),
         ("a NetworkPolicy lets in whom it names and no other", policy),
         ("a restricted namespace refuses a root pod", restricted),
         ("a listener inside the network is reached by pods", listener),
         ("a killed container is seen as failed", killed_container),
-        (
-            "Postgres keeps its data over a restart and a kill",
-            postgres,
-        ),
+        ("Postgres keeps its data over a restart and a kill", postgres),
         ("pods survive a restart of kubelet", kubelet),
         ("a second cluster runs beside the first", second),
         ("a program that is killed leaves nothing", killed_program),
     ];
     let mut failed = 0;
     for (name, check) in checks {
-        let result = catch_unwind(AssertUnwindSafe(|| check(&cluster)))
-            .unwrap_or_else(|_| bail!("it panicked"));
-        println!(
-            "test {name} ... {}",
-            if result.is_ok() { "ok" } else { "FAILED" }
-        );
+        let result = catch_unwind(AssertUnwindSafe(|| check(&cluster))).unwrap_or_else(|_| bail!("it panicked"));
+        println!("test {name} ... {}", if result.is_ok() { "ok" } else { "FAILED" });
         if let Err(error) = result {
             failed += 1;
             println!("{error:#}");
@@ -77,10 +62,7 @@ fn all() -> Result<usize> {
     }
     drop(cluster);
     let left = Traces::take()?.since(&before);
-    println!(
-        "test nothing is left behind ... {}",
-        if left.is_empty() { "ok" } else { "FAILED" }
-    );
+    println!("test nothing is left behind ... {}", if left.is_empty() { "ok" } else { "FAILED" });
     left.iter().for_each(|line| println!("  {line}"));
     failed += usize::from(!left.is_empty());
     println!("{} passed, {failed} failed", checks.len() + 1 - failed);
@@ -95,36 +77,17 @@ fn pods(cluster: &Cluster) -> Result<()> {
     let mut manifests = format!(
         "{{apiVersion: v1, kind: Service, metadata: {{name: web, namespace: {NAMESPACE}}}, spec: {{selector: {{app: web}}, ports: [{{port: 80, targetPort: 8000}}]}}}}\n"
     );
-    for (name, class, command) in [
-        ("web", "", server),
-        ("plain", "", "sleep 100000"),
-        ("sandboxed", "gvisor", "sleep 100000"),
-    ] {
+    for (name, class, command) in [("web", "", server), ("plain", "", "sleep 100000"), ("sandboxed", "gvisor", "sleep 100000")] {
         manifests.push_str(&format!("---\n{}", pod(name, class, command)));
     }
     kube.apply(&manifests)?;
     let limit = format!("--timeout={}s", LIMIT.as_secs());
-    run(&mut kube.kubectl([
-        "wait",
-        "-n",
-        NAMESPACE,
-        "--for=condition=Ready",
-        "pod",
-        "--all",
-        &limit,
-    ]))
+    run(&mut kube.kubectl(["wait", "-n", NAMESPACE, "--for=condition=Ready", "pod", "--all", &limit]))
 }
 
 fn pod(name: &str, class: &str, command: &str) -> String {
-    let class = if class.is_empty() {
-        String::new()
-    } else {
-        format!("  runtimeClassName: {class}\n")
-    };
-    let command: Vec<_> = command
-        .split(' ')
-        .map(|word| format!("\"{word}\""))
-        .collect();
+    let class = if class.is_empty() { String::new() } else { format!("  runtimeClassName: {class}\n") };
+    let command: Vec<_> = command.split(' ').map(|word| format!("\"{word}\"")).collect();
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: {name}}}}}\nspec:\n\
          {class}  restartPolicy: Never\n  terminationGracePeriodSeconds: 1\n\
@@ -146,11 +109,7 @@ fn until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
     let end = Instant::now() + LIMIT;
     while !holds() {
         interrupt::check()?;
-        ensure!(
-            Instant::now() < end,
-            "{what}: not within {} s",
-            LIMIT.as_secs()
-        );
+        ensure!(Instant::now() < end, "{what}: not within {} s", LIMIT.as_secs());
         std::thread::sleep(interrupt::SLICE);
     }
     Ok(())
@@ -159,23 +118,10 @@ fn until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
 fn service_by_name(cluster: &Cluster) -> Result<()> {
     for pod in ["plain", "sandboxed"] {
         // A pod's very first look-up can be lost, as on any cluster; clients ask again.
-        until("the Service answers", || {
-            fetch(cluster, pod, "http://web/").is_ok_and(|status| status.trim() == "200")
-        })?;
+        until("the Service answers", || fetch(cluster, pod, "http://web/").is_ok_and(|status| status.trim() == "200"))?;
     }
-    let kernel = output(&mut cluster.kubectl([
-        "exec",
-        "-n",
-        NAMESPACE,
-        "sandboxed",
-        "--",
-        "cat",
-        "/proc/version",
-    ]))?;
-    ensure!(
-        kernel.contains("gvisor"),
-        "the sandboxed pod runs on {kernel}"
-    );
+    let kernel = output(&mut cluster.kubectl(["exec", "-n", NAMESPACE, "sandboxed", "--", "cat", "/proc/version"]))?;
+    ensure!(kernel.contains("gvisor"), "the sandboxed pod runs on {kernel}");
     Ok(())
 }
 
@@ -185,27 +131,15 @@ fn policy(cluster: &Cluster) -> Result<()> {
          {{podSelector: {{matchLabels: {{app: web}}}}, policyTypes: [Ingress], ingress: [{{from: [{{podSelector: \
          {{matchLabels: {{app: sandboxed}}}}}}]}}]}}}}"
     ))?;
-    until("the policy holds", || {
-        fetch(cluster, "plain", "http://web/").is_err()
-    })?;
-    ensure!(
-        fetch(cluster, "sandboxed", "http://web/")?.trim() == "200",
-        "the policy keeps out whom it names"
-    );
+    until("the policy holds", || fetch(cluster, "plain", "http://web/").is_err())?;
+    ensure!(fetch(cluster, "sandboxed", "http://web/")?.trim() == "200", "the policy keeps out whom it names");
     Ok(())
 }
 
 fn restricted(cluster: &Cluster) -> Result<()> {
     let manifest = pod("root", "", "id").replace("runAsNonRoot: true", "runAsUser: 0");
-    let error = cluster
-        .kube()?
-        .apply(&manifest)
-        .err()
-        .context("a root pod was let in")?;
-    ensure!(
-        format!("{error:#}").contains("violates PodSecurity"),
-        "{error:#}"
-    );
+    let error = cluster.kube()?.apply(&manifest).err().context("a root pod was let in")?;
+    ensure!(format!("{error:#}").contains("violates PodSecurity"), "{error:#}");
     Ok(())
 }
 
@@ -225,12 +159,7 @@ fn listener(cluster: &Cluster) -> Result<()> {
 fn killed_container(cluster: &Cluster) -> Result<()> {
     let kube = cluster.kube()?;
     kube.apply(&pod("victim", "", "sleep 100000"))?;
-    kube.wait_for_value(
-        &["pod", "victim", "-n", NAMESPACE],
-        "{.status.phase}",
-        &["Running"],
-        LIMIT,
-    )?;
+    kube.wait_for_value(&["pod", "victim", "-n", NAMESPACE], "{.status.phase}", &["Running"], LIMIT)?;
     let pid = cluster.container_pid(NAMESPACE, "victim", "main")?;
     let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline"))?;
     ensure!(command.starts_with("sleep"), "{pid} is {command:?}");
@@ -242,9 +171,7 @@ fn killed_container(cluster: &Cluster) -> Result<()> {
 
 fn postgres(cluster: &Cluster) -> Result<()> {
     let url = cluster.database_url()?;
-    let ask = |sql: &str| {
-        output(Command::new("psql").args(["-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql, &url]))
-    };
+    let ask = |sql: &str| output(Command::new("psql").args(["-qAt", "-v", "ON_ERROR_STOP=1", "-c", sql, &url]));
     ask("CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)")?;
     cluster.restart_postgres()?;
     ask("INSERT INTO kept VALUES (2)")?;
@@ -259,29 +186,14 @@ fn postgres(cluster: &Cluster) -> Result<()> {
 fn kubelet(cluster: &Cluster) -> Result<()> {
     let started = || {
         let path = "{.status.containerStatuses[0].containerID}";
-        cluster.kube()?.wait_for_value(
-            &["pod", "plain", "-n", NAMESPACE],
-            "{.status.phase}",
-            &["Running"],
-            LIMIT,
-        )?;
-        output(&mut cluster.kubectl([
-            "get",
-            "pod",
-            "plain",
-            "-n",
-            NAMESPACE,
-            "-o",
-            &format!("jsonpath={path}"),
-        ]))
+        cluster.kube()?.wait_for_value(&["pod", "plain", "-n", NAMESPACE], "{.status.phase}", &["Running"], LIMIT)?;
+        output(&mut cluster.kubectl(["get", "pod", "plain", "-n", NAMESPACE, "-o", &format!("jsonpath={path}")]))
     };
     let before = started()?;
     cluster.kill_component("kubelet")?;
     cluster.start_component("kubelet")?;
     // Through kubelet, so it is up again.
-    until("kubelet answers", || {
-        fetch(cluster, "sandboxed", "http://web/").is_ok()
-    })?;
+    until("kubelet answers", || fetch(cluster, "sandboxed", "http://web/").is_ok())?;
     ensure!(started()? == before, "the container was started anew");
     Ok(())
 }
@@ -311,9 +223,5 @@ fn killed_program(_: &Cluster) -> Result<()> {
     program.wait()?;
     // Nobody waits for its keeper now, which needs a moment.
     let gone = || Traces::take().is_ok_and(|now| now.since(&before).is_empty());
-    until("everything is gone", gone).with_context(|| {
-        Traces::take()
-            .map(|now| now.since(&before).join("\n"))
-            .unwrap_or_default()
-    })
+    until("everything is gone", gone).with_context(|| Traces::take().map(|now| now.since(&before).join("\n")).unwrap_or_default())
 }
