@@ -22,10 +22,14 @@ const SETTINGS: [&str; 6] = [
 pub(crate) fn make(spec: &Spec) -> Result<()> {
     tmpfs("/run", &["containerd", "netns", "lock", "xtables"])?;
     tmpfs("/var/log", &["pods", "containers"])?;
+    // Images, etcd and Postgres, about 0.6 GB: in memory they start faster, and are gone with the namespace, while a
+    // disk that discards takes many seconds to remove them.
+    tmpfs(&spec.run().display().to_string(), &[])?;
     overlay(spec, "/var/lib")?;
     overlay(spec, "/opt")?;
-    // gVisor recognises a pod's volumes by kubelet's usual folder. Not on the overlay, so that limits are read rightly.
-    let kubelet = spec.run().join("kubelet");
+    // The pods' volumes stay on the disk: in memory they would count as the pods' own. Under kubelet's usual name, by
+    // which gVisor recognises them.
+    let kubelet = spec.state.join("kubelet");
     fs::create_dir_all(&kubelet)?;
     fs::create_dir_all("/var/lib/kubelet")?;
     run(Command::new("mount").arg("--bind").arg(&kubelet).arg("/var/lib/kubelet"))?;
