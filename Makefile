@@ -34,7 +34,7 @@ test: tools ## Everything: Rust, viewer, chart, end-to-end on a real cluster
 	$(say) 'end-to-end tests on a real cluster'
 	cargo test --workspace --test e2e
 
-check: ## The inner loop: format, lints, unit tests
+check: tools ## The inner loop: format, lints, unit tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace --lib --bins
