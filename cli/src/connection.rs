@@ -83,6 +83,11 @@ impl Connection {
         self.client.send(request.body(Body::from(body))?).await.context("the cluster can't be reached")
     }
 
+    /// A path as the api-server knows it.
+    pub fn without_prefix<'a>(&self, path: &'a str) -> &'a str {
+        path.strip_prefix(&self.service).filter(|rest| rest.starts_with('/')).unwrap_or(path)
+    }
+
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<T> {
         let token = self.token().await?;
         let response = self.send(method, path, body, Some("application/json"), &token).await?;

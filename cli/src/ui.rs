@@ -101,6 +101,8 @@ async fn token(ui: &Ui) -> anyhow::Result<String> {
 
 async fn pass_on(ui: &Ui, parts: &axum::http::request::Parts, body: Bytes) -> anyhow::Result<Response> {
     let path = parts.uri.path_and_query().map_or("/", |p| p.as_str());
+    // The Kubernetes API's proxy writes its own prefix before the addresses in a page.
+    let path = ui.connection.without_prefix(path);
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|c| c.to_str().ok());
     let answer = ui.connection.send(parts.method.clone(), path, body.to_vec(), content_type, &token(ui).await?).await?;
     let (answered, body) = answer.into_parts();

@@ -31,7 +31,7 @@ impl std::fmt::Debug for Token {
 pub enum ClientError {
     /// The server answered with an error.
     #[error("{} ({} {})", .0.detail, .0.status, .0.reason)]
-    Problem(Problem),
+    Problem(Box<Problem>),
     /// It could not be reached, or broke off.
     #[error("the api-server at {url} can't be reached: {source}")]
     Transport { url: String, source: reqwest::Error },
@@ -132,7 +132,7 @@ impl ApiClient {
         }
         let status = response.status();
         let body = response.bytes().await.unwrap_or_default();
-        Err(ClientError::Problem(problem(status, &body)))
+        Err(ClientError::Problem(Box::new(problem(status, &body))))
     }
 
     async fn json<T: DeserializeOwned>(url: String, response: reqwest::Response) -> Result<T, ClientError> {

@@ -510,10 +510,17 @@ pub async fn close(client: &impl GenericClient, uid: Uuid, reason: CloseReason, 
     if let (Some(fork_rid), Some(source_rid)) = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3)) {
         interrupt_open_steps(client, uid, fork_rid, now).await?;
         summarize(client, fork_rid, source_rid, &mut result).await?;
+        // Blocked steps spent nothing here, and executed ones what they spent.
         client
             .execute(
-                "UPDATE runs SET state = 'sealed', outcome = $2, ended = $3, rev = rev + 1 WHERE rid = $1 AND state <> 'deleted'",
-                &[&fork_rid, &result.outcome.map(Status::code), &now],
+                "UPDATE runs SET state = 'sealed', outcome = $2, ended = $3, rev = rev + 1, tokens = t.tokens, cost_usd = t.cost_usd
+                 FROM (SELECT sum(coalesce(o.tokens_in, 0) + coalesce(o.tokens_out, 0))::bigint AS tokens, sum(o.cost_usd) AS cost_usd
+                       FROM (SELECT * FROM spans WHERE rid = $1
+                             UNION ALL
+                             SELECT * FROM spans s WHERE rid = $4 AND NOT EXISTS (SELECT 1 FROM spans f WHERE f.rid = $1 AND f.span_id = s.span_id)) o
+                       WHERE o.tokens_in IS NOT NULL OR o.tokens_out IS NOT NULL OR o.cost_usd IS NOT NULL) t
+                 WHERE rid = $1 AND state <> 'deleted'",
+                &[&fork_rid, &result.outcome.map(Status::code), &now, &source_rid],
             )
             .await?;
     }
@@ -618,10 +625,10 @@ pub async fn resource_gone(client: &impl GenericClient, uid: Uuid, now: i64) -> 
         close(client, uid, CloseReason::Deleted, "the ReplayFork was deleted", now).await?;
     }
     client.execute("UPDATE forks SET cr_gone_at = now() WHERE uid = $1", &[&uid]).await?;
-    if fork.deletion_policy == DeletionPolicy::DeleteRun {
-        if let Some(fork_rid) = client.query_one("SELECT fork_rid FROM forks WHERE uid = $1", &[&uid]).await?.get::<_, Option<i64>>(0) {
-            runs::delete(client, &runs::by_rid(client, fork_rid).await?).await?;
-        }
+    if fork.deletion_policy == DeletionPolicy::DeleteRun
+        && let Some(fork_rid) = client.query_one("SELECT fork_rid FROM forks WHERE uid = $1", &[&uid]).await?.get::<_, Option<i64>>(0)
+    {
+        runs::delete(client, &runs::by_rid(client, fork_rid).await?).await?;
     }
     Ok(())
 }

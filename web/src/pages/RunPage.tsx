@@ -13,6 +13,7 @@ import { Timeline } from "../parts/Timeline";
 
 const STEP_MS = 700;
 const LONGEST_MS = 4000;
+const SHOWN_FORKS = 6;
 
 interface Props {
   namespace: string;
@@ -138,12 +139,18 @@ function Loaded({ namespace, name, run, spans, forks, step, tab, loading }: Load
           {forks.length > 0 && (
             <span className="dim">
               {forks.length === 1 ? "1 fork" : `${forks.length} forks`}:{" "}
-              {forks.slice(-3).map((fork, i) => (
+              {forks.slice(-SHOWN_FORKS).map((fork, i) => (
                 <span key={fork.id}>
                   {i > 0 && ", "}
                   <Link to={{ page: "diff", namespace, a: name, b: fork.name, step: null }}>{fork.name}</Link>
                 </span>
               ))}
+              {forks.length > SHOWN_FORKS && (
+                <>
+                  {" "}
+                  and <Link to={{ page: "runs", namespace, query: "" }}>{forks.length - SHOWN_FORKS} more</Link>
+                </>
+              )}
             </span>
           )}
           {other && (
