@@ -310,7 +310,7 @@ impl Planner<'_> {
             Mark::MayBeBlocked => &mut self.counts.may_block,
         };
         *count += 1;
-        self.after(span, mark, rendered.is_some());
+        self.after(span, mark, rendered.as_ref());
         self.push(span, Some(mark), reach);
     }
 
@@ -453,7 +453,7 @@ impl Planner<'_> {
     }
 
     /// What an affected span leaves behind.
-    fn after(&mut self, span: usize, mark: Mark, rendered: bool) {
+    fn after(&mut self, span: usize, mark: Mark, rendered: Option<&Rendered>) {
         let blocked = match mark {
             Mark::WillBeBlocked => Level::Certain,
             mark if mark.may_block() => Level::Maybe,
@@ -473,8 +473,12 @@ impl Planner<'_> {
             let before = self.paths.of(&pattern);
             let exact = matches!(pattern, Pattern::Path(_));
             let differs = match mark {
-                // It sets its path to a content that is known and another than the recorded one.
-                Mark::WillRun if is_write && rendered && exact => Level::Certain,
+                // It sets its path to a content that is known: the recorded one, or certainly another.
+                mark if is_write && !mark.may_block() && exact && rendered.is_some() => match self.writes_as_recorded(span, rendered) {
+                    true => Level::No,
+                    false if mark == Mark::WillRun => Level::Certain,
+                    false => Level::Maybe,
+                },
                 mark if mark.may_run() => Level::Maybe,
                 _ if exact => before.differs,
                 _ => before.differs.min(Level::Maybe),
@@ -486,6 +490,14 @@ impl Planner<'_> {
             }
             self.paths.set(pattern, PathState { differs, blocked, triggers });
         }
+    }
+
+    /// Whether a write, whose inputs are known, writes what it wrote when recorded.
+    fn writes_as_recorded(&self, span: usize, rendered: Option<&Rendered>) -> bool {
+        let then = Contract::recorded(self.source, span).ok().and_then(|c| c.render(self.source, &|i| recorded_value(self.source, i)).ok());
+        let record = &self.source.spans[span];
+        let same = |name: &str| then.as_ref().and_then(|t| t.get(name)) == rendered.and_then(|r| r.get(name));
+        record.status() == Status::Completed && ["path", "content", "executable"].into_iter().all(same)
     }
 
     /// A container's output differs, and is not known, when that of any descendant does.
