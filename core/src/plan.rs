@@ -279,7 +279,7 @@ impl Planner<'_> {
             self.push(span, None, Reach { causes: vec![Cause::PatchedInput], ..Reach::default() });
             return;
         }
-        if record.did_not_run() && !self.patches.names(span) {
+        if record.did_not_run() && !self.is_changed_by_patch(span) {
             return;
         }
         let (mut reach, rendered) = self.reach(span);
@@ -312,6 +312,17 @@ impl Planner<'_> {
         *count += 1;
         self.after(span, mark, rendered.as_ref());
         self.push(span, Some(mark), reach);
+    }
+
+    /// Whether a patch names the span and changes something about it.
+    fn is_changed_by_patch(&self, span: usize) -> bool {
+        if !self.patches.names(span) {
+            return false;
+        }
+        match (Contract::recorded(self.source, span), Contract::patched(self.source, &self.patches, span)) {
+            (Ok(recorded), Ok(patched)) => recorded.fields != patched.fields || recorded.footprint != patched.footprint,
+            _ => true,
+        }
     }
 
     /// Why and how surely the span's inputs differ from the recorded ones; with its rendered fields where they are known.
