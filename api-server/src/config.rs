@@ -35,6 +35,11 @@ pub struct Config {
     pub probe_listen: SocketAddr,
     #[arg(long, env = "REPLAYFORK_AUTH_MODE", value_enum, default_value = "Kubernetes")]
     pub auth_mode: AuthMode,
+    /// Certificate chain and key (PEM) to serve TLS with; both or none.
+    #[arg(long, env = "REPLAYFORK_TLS_CERT", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    #[arg(long, env = "REPLAYFORK_TLS_KEY", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// Folder with the built viewer.
     #[arg(long, env = "REPLAYFORK_VIEWER_DIR")]
     pub viewer_dir: Option<PathBuf>,

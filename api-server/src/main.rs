@@ -12,10 +12,12 @@ mod problem;
 mod routes;
 mod state;
 mod store;
+mod tls;
 
 use std::time::Duration;
 
 use anyhow::Context;
+use axum::serve::ListenerExt;
 use clap::Parser;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,6 +26,7 @@ use tracing_subscriber::EnvFilter;
 use crate::auth::Authenticator;
 use crate::config::{AuthMode, Config, LogFormat};
 use crate::state::App;
+use crate::tls::{Certificate, TlsListener};
 
 /// How often abandoned runs are looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
@@ -61,10 +64,19 @@ async fn main() -> anyhow::Result<()> {
     let probe = TcpListener::bind(config.probe_listen).await.with_context(|| format!("can't listen on {}", config.probe_listen))?;
     tokio::spawn(async move { axum::serve(probe, routes::probe()).await });
     let listener = TcpListener::bind(config.listen).await.with_context(|| format!("can't listen on {}", config.listen))?;
-    tracing::info!(listen = %config.listen, "ready");
-    use axum::serve::ListenerExt;
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    axum::serve(listener, routes::router(app)).with_graceful_shutdown(asked_to_stop()).await?;
+    let router = routes::router(app);
+    match (&config.tls_cert, &config.tls_key) {
+        (Some(cert), Some(key)) => {
+            let listener = TlsListener::new(listener, Certificate::load(cert, key)?)?;
+            tracing::info!(listen = %config.listen, tls = true, "ready");
+            axum::serve(listener, router).with_graceful_shutdown(asked_to_stop()).await?;
+        }
+        _ => {
+            let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+            tracing::info!(listen = %config.listen, tls = false, "ready");
+            axum::serve(listener, router).with_graceful_shutdown(asked_to_stop()).await?;
+        }
+    }
     tracing::info!("stopped");
     Ok(())
 }

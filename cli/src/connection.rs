@@ -37,9 +37,10 @@ impl Connection {
         let Some((api_namespace, api_service)) = target.api.split_once('/') else {
             bail!("--api: {:?} is not NAMESPACE/SERVICE", target.api);
         };
+        let api_service = if api_service.contains(':') { api_service.to_owned() } else { format!("http:{api_service}") };
         let namespace = target.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let token = bearer(&config)?;
-        let service = format!("/api/v1/namespaces/{api_namespace}/services/http:{api_service}:3210/proxy");
+        let service = format!("/api/v1/namespaces/{api_namespace}/services/{api_service}:3210/proxy");
         Ok(Self { client: Client::try_from(config)?, namespace, service, token })
     }
 

@@ -31,7 +31,7 @@ struct Target {
     /// Context of the kubeconfig.
     #[arg(long, global = true)]
     context: Option<String>,
-    /// The api-server's Service, as NAMESPACE/SERVICE.
+    /// The api-server's Service, as NAMESPACE/SERVICE, or NAMESPACE/https:SERVICE where it is behind TLS.
     #[arg(long, global = true, env = "REPLAYFORK_API", default_value = "replayfork-system/replayfork-api")]
     api: String,
 }

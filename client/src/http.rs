@@ -1,5 +1,6 @@
 //! The HTTP client.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,6 +28,32 @@ impl std::fmt::Debug for Token {
     }
 }
 
+/// How the server is reached and known, where that is not left to the system.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// Authorities (PEM) that alone are trusted for `https`; without them the system's.
+    pub authorities: Option<String>,
+    /// Address of the URL's host, where there is no DNS.
+    pub address: Option<SocketAddr>,
+}
+
+impl Reach {
+    /// With the authorities of a file, if one is given.
+    ///
+    /// # Errors
+    /// The file can't be read.
+    pub fn with_ca_file(path: Option<&Path>) -> Result<Self, ClientError> {
+        let read = |path: &Path| std::fs::read_to_string(path).map_err(|e| ClientError::Authorities(format!("{}: {e}", path.display())));
+        Ok(Self { authorities: path.map(read).transpose()?, address: None })
+    }
+}
+
+/// Host of a URL without its port.
+fn host(url: &str) -> Option<&str> {
+    let authority = url.split_once("://")?.1.split('/').next()?;
+    Some(authority.rsplit_once(':').map_or(authority, |(host, _)| host))
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The server answered with an error.
@@ -37,8 +64,8 @@ pub enum ClientError {
     Transport { url: String, source: reqwest::Error },
     #[error("the token file {} can't be read: {source}", path.display())]
     Token { path: PathBuf, source: std::io::Error },
-    #[error("the CA file {} can't be used: {detail}", path.display())]
-    CaFile { path: PathBuf, detail: String },
+    #[error("the authorities for TLS can't be read: {0}")]
+    Authorities(String),
     #[error("the api-server's answer to {url} can't be read: {detail}")]
     Answer { url: String, detail: String },
 }
@@ -63,7 +90,7 @@ impl ClientError {
         match self {
             ClientError::Problem(p) => p.status >= 500 || p.status == 425 || p.status == 429 || p.status == 408,
             ClientError::Transport { .. } | ClientError::Token { .. } => true,
-            ClientError::Answer { .. } | ClientError::CaFile { .. } => false,
+            ClientError::Answer { .. } | ClientError::Authorities(_) => false,
         }
     }
 }
@@ -77,19 +104,14 @@ pub struct ApiClient {
 }
 
 impl ApiClient {
-    /// `base` is the server's URL without a path, e.g. `http://replayfork-api.replayfork-system.svc:3210`. For `https` the
-    /// authorities are those of `ca_file` (PEM) alone, or without one the system's.
+    /// `base` is the server's URL without a path, e.g. `http://replayfork-api.replayfork-system.svc:3210`.
     ///
     /// # Errors
-    /// TLS can't be set up, or the CA file can't be used.
-    pub fn new(base: &str, token: Token, ca_file: Option<&Path>) -> Result<Self, ClientError> {
+    /// TLS can't be set up, or the authorities can't be read.
+    pub fn new(base: &str, token: Token, reach: &Reach) -> Result<Self, ClientError> {
         let base = base.trim_end_matches('/').to_owned();
-        let authorities = match ca_file {
-            Some(path) => {
-                let error = |detail: String| ClientError::CaFile { path: path.to_owned(), detail };
-                let pem = std::fs::read(path).map_err(|e| error(e.to_string()))?;
-                Some(reqwest::Certificate::from_pem_bundle(&pem).map_err(|e| error(e.to_string()))?)
-            }
+        let authorities = match &reach.authorities {
+            Some(pem) => Some(reqwest::Certificate::from_pem_bundle(pem.as_bytes()).map_err(|e| ClientError::Authorities(e.to_string()))?),
             // Without TLS no authorities are needed, and a small image has none.
             None if !base.starts_with("https://") => Some(Vec::new()),
             None => None,
@@ -97,6 +119,10 @@ impl ApiClient {
         let builder = match authorities {
             Some(authorities) => reqwest::Client::builder().tls_certs_only(authorities),
             None => reqwest::Client::builder(),
+        };
+        let builder = match (reach.address, host(&base)) {
+            (Some(address), Some(host)) => builder.resolve(host, address),
+            _ => builder,
         };
         let http = builder
             .connect_timeout(Duration::from_secs(5))

@@ -9,7 +9,7 @@ pub mod read;
 pub mod run_id;
 
 pub use bytes::Bytes;
-pub use http::{ApiClient, ClientError, Token};
+pub use http::{ApiClient, ClientError, Reach, Token};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -55,8 +55,8 @@ pub async fn apply(ctx: &Context, observed: &Observed, actions: Vec<Action>) -> 
 async fn create_job(ctx: &Context, observed: &Observed, jobs: &Api<Job>) -> Result<(), Error> {
     let Row::Registered(row) = &observed.row else { return Ok(()) };
     let Some(plan) = &row.plan else { return Ok(()) };
-    let url = api_address(ctx).await?;
-    let job = job(&ctx.config, &observed.fork, &plan.environment, &url).map_err(|e| Error::Build("the Job", e))?;
+    let address = api_address(ctx).await?;
+    let job = job(&ctx.config, &observed.fork, &plan.environment, address, ctx.authorities.as_deref()).map_err(|e| Error::Build("the Job", e))?;
     match jobs.create(&PostParams::default(), &job).await {
         // Whose it is, the next look will tell.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
@@ -71,18 +71,13 @@ async fn create_job(ctx: &Context, observed: &Observed, jobs: &Api<Job>) -> Resu
     }
 }
 
-/// The api-server's URL with the Service's address: the sandbox has no DNS.
-async fn api_address(ctx: &Context) -> Result<String, Error> {
+/// The Service's address: the sandbox has no DNS.
+async fn api_address(ctx: &Context) -> Result<std::net::SocketAddr, Error> {
     let host = format!("{}.{}.svc", ctx.config.api_service, ctx.config.api_namespace);
-    let url = &ctx.config.api_url;
-    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-    let authority = rest.split('/').next().unwrap_or(rest);
+    let authority = ctx.config.api_url.split_once("://").map_or(ctx.config.api_url.as_str(), |(_, rest)| rest).trim_end_matches('/');
     let port = authority.rsplit_once(':').and_then(|(_, p)| p.parse::<u16>().ok()).unwrap_or(3210);
-    let found = tokio::net::lookup_host((host.as_str(), port))
-        .await
-        .and_then(|mut found| found.next().ok_or_else(|| std::io::Error::other("no address")));
-    let address = found.map_err(|e| Error::Address(host, e))?;
-    Ok(format!("{scheme}://{address}"))
+    let found = tokio::net::lookup_host((host.as_str(), port)).await;
+    found.and_then(|mut found| found.next().ok_or_else(|| std::io::Error::other("no address"))).map_err(|e| Error::Address(host, e))
 }
 
 /// The pod owns the policy too, before it is named: from then on it may claim, and run commands.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
-use replayfork_client::{ApiClient, ClientError, Token};
+use replayfork_client::{ApiClient, ClientError, Reach, Token};
 
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -12,6 +12,8 @@ use crate::metrics::Metrics;
 pub struct Context {
     pub client: Client,
     pub api: ApiClient,
+    /// Authorities of the api-server's certificate, for sandboxes too.
+    pub authorities: Option<String>,
     pub config: Config,
     pub events: Recorder,
     pub metrics: Arc<Metrics>,
@@ -19,9 +21,10 @@ pub struct Context {
 
 impl Context {
     pub fn new(client: Client, config: Config, metrics: Arc<Metrics>) -> Result<Self, ClientError> {
-        let api = ApiClient::new(&config.api_url, Token::File(config.token_file.clone()), config.api_ca_file.as_deref())?;
+        let reach = Reach::with_ca_file(config.api_ca_file.as_deref())?;
+        let api = ApiClient::new(&config.api_url, Token::File(config.token_file.clone()), &reach)?;
         let reporter = Reporter { controller: "replayfork-operator".into(), instance: Some(config.pod_name.clone()) };
-        Ok(Self { events: Recorder::new(client.clone(), reporter), client, api, config, metrics })
+        Ok(Self { events: Recorder::new(client.clone(), reporter), client, api, authorities: reach.authorities, config, metrics })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The objects of a sandbox: a Job and the NetworkPolicy before it. Pure: from inputs to objects.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -139,11 +140,12 @@ fn selects(selector: &k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelec
     exact && expressions
 }
 
-/// The Job. `environment` is what the api-server resolved; `api_url` has the Service's address, since the sandbox has no DNS.
+/// The Job. `environment` is what the api-server resolved; `api` is the Service's address, since the sandbox has no DNS, and
+/// `authorities` are those of its certificate.
 ///
 /// # Errors
 /// The object can't be built from these values: a fault of ours, named.
-pub fn job(config: &Config, fork: &ReplayFork, environment: &RunEnvironment, api_url: &str) -> Result<Job, serde_json::Error> {
+pub fn job(config: &Config, fork: &ReplayFork, environment: &RunEnvironment, api: SocketAddr, authorities: Option<&str>) -> Result<Job, serde_json::Error> {
     let sandbox = sandbox_spec(fork);
     let root = environment.workspace_root.as_deref().unwrap_or("/workspace");
     let size = sandbox.scratch_size.as_deref().unwrap_or(SCRATCH);
@@ -168,14 +170,15 @@ pub fn job(config: &Config, fork: &ReplayFork, environment: &RunEnvironment, api
         NetworkIsolation::Enforced => "Enforced",
         NetworkIsolation::BestEffort => "BestEffort",
     };
-    let courier = json!({
+    let mut courier = json!({
         "name": "courier",
         "image": config.courier_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["/usr/bin/replayfork-courier", "run"],
         "env": [
             {"name": "REPLAYFORK_FORK_UID", "value": fork.uid()},
-            {"name": "REPLAYFORK_API_URL", "value": api_url},
+            {"name": "REPLAYFORK_API_URL", "value": config.api_url},
+            {"name": "REPLAYFORK_API_ADDRESS", "value": api},
             {"name": "REPLAYFORK_TOKEN_FILE", "value": format!("{TOKEN}/token")},
             {"name": "REPLAYFORK_WORKSPACE", "value": root},
             {"name": "REPLAYFORK_CONTROL_DIR", "value": CONTROL},
@@ -192,6 +195,9 @@ pub fn job(config: &Config, fork: &ReplayFork, environment: &RunEnvironment, api
             {"name": "token", "mountPath": TOKEN, "readOnly": true},
         ],
     });
+    if let (Some(pem), Some(env)) = (authorities, courier["env"].as_array_mut()) {
+        env.push(json!({"name": "REPLAYFORK_API_CA", "value": pem}));
+    }
     let executor = json!({
         "name": "executor",
         "image": environment.image,

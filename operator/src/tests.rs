@@ -300,7 +300,7 @@ fn config() -> Config {
 #[test]
 fn the_executors_container_has_no_token_and_the_courier_alone_may_write_the_control_volume() {
     let environment = RunEnvironment { image: Some("agent:1".into()), uid: Some(1000), workspace_root: Some("/workspace".into()), home: None };
-    let built = job(&config(), &fork(json!({"sandbox": {"runtimeClassName": "gvisor"}})), &environment, "http://10.96.0.7:3210").unwrap();
+    let built = job(&config(), &fork(json!({"sandbox": {"runtimeClassName": "gvisor"}})), &environment, "10.96.0.7:3210".parse().unwrap(), None).unwrap();
     let spec = built.spec.unwrap();
     assert_eq!((spec.backoff_limit, spec.completions, spec.ttl_seconds_after_finished), (Some(0), Some(1), None));
     let pod = spec.template.spec.unwrap();

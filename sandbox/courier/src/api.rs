@@ -1,12 +1,12 @@
 //! The api-server, as one fork's courier sees it. What must not get lost is said until it is acknowledged.
 
 use std::future::Future;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use replayfork_client::fork::{BeginSpan, Bundle, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ReusedSnapshots, Wait};
 use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
-use replayfork_client::{ApiClient, Bytes, ClientError, Token};
+use replayfork_client::{ApiClient, Bytes, ClientError, Reach, Token};
 use replayfork_core::Digest;
 use uuid::Uuid;
 
@@ -35,8 +35,8 @@ async fn until_answered<T, F: Future<Output = Result<T, ClientError>>>(what: &st
 }
 
 impl Api {
-    pub fn new(url: &str, token_file: PathBuf, ca_file: Option<&Path>, fork: Uuid) -> Result<Self, ClientError> {
-        Ok(Self { client: ApiClient::new(url, Token::File(token_file), ca_file)?, base: format!("/sandbox/v1/forks/{fork}") })
+    pub fn new(url: &str, token_file: PathBuf, reach: &Reach, fork: Uuid) -> Result<Self, ClientError> {
+        Ok(Self { client: ApiClient::new(url, Token::File(token_file), reach)?, base: format!("/sandbox/v1/forks/{fork}") })
     }
 
     fn path(&self, rest: &str) -> String {

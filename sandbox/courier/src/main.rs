@@ -11,12 +11,14 @@ mod policy;
 mod steps;
 mod workspace;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
+use replayfork_client::Reach;
 use replayfork_client::fork::{CloseFork, CloseReason};
 use replayfork_core::replay::{Replay, start_snapshot};
 use replayfork_core::source::Source;
@@ -57,6 +59,12 @@ struct Run {
     fork: Uuid,
     #[arg(long, env = "REPLAYFORK_API_URL")]
     api_url: String,
+    /// Address of that URL's host: a sandbox has no DNS.
+    #[arg(long, env = "REPLAYFORK_API_ADDRESS")]
+    api_address: SocketAddr,
+    /// Authorities (PEM) of an api-server behind TLS.
+    #[arg(long, env = "REPLAYFORK_API_CA")]
+    api_ca: Option<String>,
     #[arg(long, env = "REPLAYFORK_TOKEN_FILE")]
     token_file: PathBuf,
     /// Where the workspace is mounted: at the recorded root's own path.
@@ -107,7 +115,7 @@ fn main() -> ExitCode {
 }
 
 async fn carry_out(args: Run) -> anyhow::Result<()> {
-    let api = Api::new(&args.api_url, args.token_file.clone(), None, args.fork)?;
+    let api = Api::new(&args.api_url, args.token_file.clone(), &Reach { authorities: args.api_ca.clone(), address: Some(args.api_address) }, args.fork)?;
     api.claim().await.context("the fork can't be claimed")?;
     let (stop, stopped) = watch::channel(None);
     let terminating = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -145,7 +153,7 @@ async fn attempt(
     let fork_span = source.index(&replay.plan.fork_span).context("the fork span is not in the bundle")?;
     let started = std::time::Instant::now();
     let mut workspace = ForkWorkspace::open(api.clone(), &args.workspace, &args.scratch_dir)?;
-    let isolation = tokio::spawn(policy::holds(args.api_url.clone(), args.kubernetes_host.clone(), args.kubernetes_port));
+    let isolation = tokio::spawn(policy::holds(args.api_address, args.kubernetes_host.clone(), args.kubernetes_port));
     if let Some(start) = start_snapshot(&source, fork_span) {
         workspace.start_from(&start).await?;
     }

@@ -1,5 +1,6 @@
 //! Whether the network policy holds: engines apply it about a second after a pod's start, and what must not leak waits for that.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
@@ -16,12 +17,9 @@ const PROBE_PORT: u16 = 3212;
 ///
 /// # Errors
 /// What could still be reached, or could not, when patience ran out.
-pub async fn holds(api_url: String, kubernetes_host: String, kubernetes_port: u16) -> Result<(), String> {
-    let rest = api_url.split_once("://").map_or(api_url.as_str(), |(_, rest)| rest);
-    let authority = rest.split('/').next().unwrap_or(rest);
-    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).to_owned();
-    let allowed = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:3210") };
-    let forbidden = [format!("{}:{kubernetes_port}", bracketed(&kubernetes_host)), format!("{host}:{PROBE_PORT}")];
+pub async fn holds(api: SocketAddr, kubernetes_host: String, kubernetes_port: u16) -> Result<(), String> {
+    let allowed = api.to_string();
+    let forbidden = [format!("{}:{kubernetes_port}", bracketed(&kubernetes_host)), SocketAddr::new(api.ip(), PROBE_PORT).to_string()];
     let start = Instant::now();
     loop {
         let why = round(&allowed, &forbidden).await;
