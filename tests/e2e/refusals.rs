@@ -1,0 +1,132 @@
+//! What is refused: with field, value and remedy, in the same words wherever it is asked.
+
+use anyhow::{Context, Result, ensure};
+use replayfork_test_cluster::command::feed;
+use replayfork_tests::fork::manifest;
+use replayfork_tests::place::{AGENT, Place};
+use serde_json::{Value, json};
+
+use crate::{Scenario, scenarios};
+
+pub const SCENARIOS: &[Scenario] = scenarios![
+    e2e_fork_that_has_no_plan_says_field_value_and_remedy,
+    e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply,
+    e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in,
+];
+
+fn environment() -> Value {
+    json!([{"type": "EnvVarOverride", "env": [{"name": "A", "value": "1"}]}])
+}
+
+fn e2e_fork_that_has_no_plan_says_field_value_and_remedy(place: &Place) -> Result<()> {
+    place.record()?;
+    place.recording_account("by-hand")?;
+    let span = |id: &str, started: i64| {
+        json!({"id": id, "opening": {"name": "twice", "kind": "ShellCommand", "started": started, "executor": {"type": "shell", "script": "true", "env": {}}},
+               "closing": {"status": "Completed", "verdict": "allow", "ended": started + 1, "output": {"text": "", "exit_code": 0}}})
+    };
+    place.record_spans(&place.token("by-hand")?, "two-of-a-name", &[span("first", 1_000), span("second", 2_000)])?;
+    let command = json!([{"type": "CommandOverride", "command": {"script": "true"}}]);
+    let output = json!([{"type": "ToolOutputOverride", "output": {"text": "x"}}]);
+    // Name, run, span, patches; the reason; what the message names.
+    let refused = [
+        ("no-run", "no-such-run", "lint", environment(), "RunNotFound", vec!["spec.source.run", "\"no-such-run\"", "kubectl replay runs"]),
+        (
+            "no-span",
+            AGENT,
+            "no-such-span",
+            environment(),
+            "SpanNotFound",
+            vec!["spec.source.span", "\"no-such-span\"", "kubectl replay show"],
+        ),
+        (
+            "ambiguous",
+            "two-of-a-name",
+            "twice",
+            environment(),
+            "SpanAmbiguous",
+            vec!["spec.source.span", "\"twice\"", "by its id", "first", "second"],
+        ),
+        (
+            "not-a-command",
+            AGENT,
+            "gen_fix",
+            command,
+            "PatchRefused",
+            vec!["spec.patches[0]", "CommandOverride", "gen_fix", "LlmCall", "use "],
+        ),
+        ("not-a-tool", AGENT, "gen_fix", output, "PatchRefused", vec!["spec.patches[0]", "ToolOutputOverride", "gen_fix", "LlmCall"]),
+    ];
+    for (name, run, span, patches, reason, names) in refused {
+        let manifest = manifest(name, run, span, patches, json!({}));
+        let planned = place.plan(&manifest).err().with_context(|| format!("{name} was planned"))?;
+        let fork = place.fork(&manifest)?;
+        let message = fork.ends_as(reason)?.message;
+        for word in names {
+            ensure!(message.contains(word), "{name}: the message does not say {word:?}: {message}");
+        }
+        ensure!(format!("{planned:#}").contains(&message), "{name}: the plan says\n{planned:#}\nand the condition\n{message}");
+        let condition = fork.condition("Planned")?;
+        ensure!(condition.status == "False" && condition.message == message, "{name}: Planned is {condition:?}");
+        fork.had_no_pod()?;
+    }
+    Ok(())
+}
+
+fn e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply(place: &Place) -> Result<()> {
+    let refused = |manifest: &str, words: &[&str]| -> Result<()> {
+        let mut apply = place.kubectl(["apply", "-f", "-"]);
+        let error = feed(&mut apply, manifest).err().with_context(|| format!("kubectl apply took {manifest}"))?;
+        for word in words {
+            ensure!(format!("{error:#}").contains(word), "kubectl apply does not say {word:?}:\n{error:#}");
+        }
+        Ok(())
+    };
+    let with = |patch: Value| manifest("wrong", AGENT, "lint", json!([patch]), json!({}));
+    refused(&with(json!({"type": "EnvVarOverride", "command": {"script": "true"}})), &["each patch takes exactly the member of its type"])?;
+    refused(&with(json!({"type": "NoSuchOverride"})), &["spec.patches[0].type", "NoSuchOverride", "EnvVarOverride"])?;
+    refused(&with(json!({"type": "EnvVarOverride", "env": [{"name": "1A"}]})), &["spec.patches[0].env[0].name", "1A"])?;
+    refused(&with(json!({"type": "CommandOverride", "command": {"script": "true", "reads": ["a"]}})), &["reads and writes together"])?;
+    refused(&manifest("wrong", AGENT, "lint", json!([]), json!({})), &["spec.patches"])?;
+    let misspelt = manifest("wrong", AGENT, "lint", environment(), json!({"modell": {}}));
+    refused(&misspelt, &["unknown field \"spec.modell\""])?;
+
+    let fork = place.fork(&manifest("edited", AGENT, "lint", environment(), json!({"suspend": true})))?;
+    let edited = [
+        ("spec.source", manifest("edited", AGENT, "plan", environment(), json!({"suspend": true}))),
+        (
+            "spec.patches",
+            manifest("edited", AGENT, "lint", json!([{"type": "ToolOutputOverride", "output": {"text": "x"}}]), json!({"suspend": true})),
+        ),
+        ("spec.sandbox", manifest("edited", AGENT, "lint", environment(), json!({"suspend": true, "sandbox": {"runAsUser": 7}}))),
+    ];
+    for (field, manifest) in edited {
+        refused(&manifest, &[&format!("{field} can't be changed; create a new ReplayFork")])?;
+    }
+    // What may change is changed.
+    fork.patch(json!({"ttlSecondsAfterFinished": 7, "deletionPolicy": "DeleteRun", "suspend": false}))
+}
+
+fn e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in(place: &Place) -> Result<()> {
+    let runs = format!("/api/v1/runs?namespace={}", place.namespace);
+    let detail = |status: u16, path: &str, token: Option<&str>| -> Result<String> {
+        let answer = place.ask("GET", path, token, None)?;
+        ensure!(answer.status == status, "{path}: {} {}", answer.status, String::from_utf8_lossy(&answer.body));
+        Ok(answer.json()?["detail"].as_str().unwrap_or_default().to_owned())
+    };
+    for token in [None, Some("not-a-token")] {
+        let said = detail(401, &runs, token)?;
+        ensure!(said.contains("kubectl replay") && said.contains("kubectl create token"), "a 401 shows no way in: {said}");
+    }
+    let token = place.token("replayfork-user")?;
+    ensure!(place.ask("GET", &runs, Some(&token), None)?.status == 200, "the namespace's own user is refused");
+    let said = detail(403, "/api/v1/runs?namespace=default", Some(&token))?;
+    for word in ["replayfork-user", "list runs", "\"default\"", "replayfork-view"] {
+        ensure!(said.contains(word), "a 403 does not say {word:?}: {said}");
+    }
+    // Who may read may not record; and what belongs to the operator is nobody's.
+    let refused = place.ask("POST", "/v1/runs", Some(&token), Some(json!({"name": "x", "agent": "x"})))?;
+    ensure!(refused.status == 403, "a reader may record: {}", refused.status);
+    ensure!(place.ask("GET", "/api/v1/forks", Some(&token), None)?.status == 403, "a user may operate forks");
+    Ok(())
+}
