@@ -115,7 +115,12 @@ fn main() -> ExitCode {
 }
 
 async fn carry_out(args: Run) -> anyhow::Result<()> {
-    let api = Api::new(&args.api_url, args.token_file.clone(), &Reach { authorities: args.api_ca.clone(), address: Some(args.api_address) }, args.fork)?;
+    let api = Api::new(
+        &args.api_url,
+        args.token_file.clone(),
+        &Reach { authorities: args.api_ca.clone(), address: Some(args.api_address) },
+        args.fork,
+    )?;
     api.claim().await.context("the fork can't be claimed")?;
     let (stop, stopped) = watch::channel(None);
     let terminating = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;

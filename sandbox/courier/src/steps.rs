@@ -1,7 +1,7 @@
 //! Span by span: keep, override, block or execute, and report before going on.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use replayfork_client::ClientError;
 use replayfork_client::fork::{BeginSpan, CloseReason, EndSpan, ReusedSnapshots};
@@ -19,6 +19,9 @@ use crate::workspace::ForkWorkspace;
 
 /// Bytes of a file that a FileRead gives.
 const MAX_READ: u64 = 16 << 20;
+
+/// How long after the executor's container the courier's may be told to end.
+const SIGTERM_APART: Duration = Duration::from_secs(2);
 
 /// Why the fork is to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,8 +235,9 @@ async fn execute(
             match run_command(executor, command, stopped).await {
                 Ok((ended, stop)) => (command_result(ended, stop), stop),
                 Err(_) => {
-                    // SIGTERM reaches both containers; the courier's own says which end it is.
-                    let stop = *stopped.borrow();
+                    // SIGTERM reaches both containers, one a little before the other; the courier's own says which end it is.
+                    let told = tokio::time::timeout(SIGTERM_APART, stopped.wait_for(Option::is_some)).await;
+                    let stop = told.ok().and_then(|told| told.ok().and_then(|stop| *stop));
                     return Ok(stop.map_or(Done::ExecutorGone, Done::Stopped));
                 }
             }

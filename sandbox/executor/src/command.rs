@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use replayfork_protocol::{Ended, MAX_OUTPUT, Run, ToExecutor};
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process_group, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process_group, wait};
 
 use crate::cgroup::oom_kills;
 
@@ -153,7 +153,8 @@ pub fn kill_all() -> u32 {
     let mut killed = 0;
     loop {
         kill_everything();
-        match waitpid(None, WaitOptions::empty()) {
+        // Of any child; `waitpid` without a number means those of one process group.
+        match wait(WaitOptions::empty()) {
             // Orphans that had ended by themselves are only reaped.
             Ok(Some((_, status))) => killed += u32::from(status.terminating_signal() == Some(Signal::KILL.as_raw())),
             _ => return killed,
