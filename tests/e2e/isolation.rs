@@ -220,7 +220,8 @@ fn knocking(fork: &Fork) -> Result<bool> {
 
 fn e2e_background_processes_of_a_step_are_gone_in_the_next(place: &Place) -> Result<()> {
     place.record()?;
-    let leave = "(setsid sleep 64.1 </dev/null >/dev/null 2>&1 &) ; sleep 64.2 & echo left";
+    let leave = r#"python3 -c "import os; os.fork() or (os.setsid(), os.execvp('sleep', ['sleep', '64.1']))" </dev/null >/dev/null 2>&1
+sleep 64.2 & echo left"#;
     let look = "import os; print([l for p in os.listdir('/proc') if p.isdigit() for l in [open('/proc/' + p + '/cmdline').read()] if 'sleep' in l and p != str(os.getpid())])";
     let patches = json!([script("test_validate", leave), python("lint", look, &[])]);
     let fork = place.fork(&manifest("left-behind", AGENT, "test_validate", patches, json!({})))?;

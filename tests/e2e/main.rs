@@ -124,7 +124,9 @@ fn one(world: &World, namespace: String, scenario: &Scenario) -> bool {
     match &result {
         Ok(()) => println!("test {} ... ok ({seconds:.1} s)", scenario.name),
         // In one piece, since others print too.
-        Err(error) => println!("test {} ... FAILED ({seconds:.1} s)\n{error:#}\n{}{}", scenario.name, place.story(), world.story()),
+        Err(error) => {
+            println!("test {} ... FAILED ({seconds:.1} s)\n{error:#}\n{}{}", scenario.name, place.story(), world.story(&place.namespace))
+        }
     }
     // Its objects need the node no longer; a fork's run stays in the database.
     let gone = ["delete", "namespace", &place.namespace, "--wait=false"];

@@ -30,7 +30,7 @@ fn e2e_viewer_shows_run_call_and_diff_in_a_browser(place: &Place) -> Result<()> 
     let run = place.record()?;
     let fork = place.fork(&place.example("shorter-wait")?)?;
     fork.succeeds()?;
-    let mut kubectl = place.kubectl(["replay", "ui"]);
+    let mut kubectl = place.world.kube.kubectl(["replay", "ui", "-n", &place.namespace]);
     let child = kubectl.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn().context("can't start kubectl")?;
     let mut viewer = Viewer(child);
     let lines = BufReader::new(viewer.0.stdout.take().context("piped")?).lines();

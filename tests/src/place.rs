@@ -47,8 +47,9 @@ impl Answer {
 
 impl Place<'_> {
     pub fn kubectl<S: AsRef<std::ffi::OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> std::process::Command {
-        let mut kubectl = self.world.kube.kubectl(arguments);
-        kubectl.args(["-n", &self.namespace]);
+        // First, since what follows `--` is not kubectl's.
+        let mut kubectl = self.world.kube.kubectl(["-n", &self.namespace]);
+        kubectl.args(arguments);
         kubectl
     }
 
@@ -234,7 +235,7 @@ impl Place<'_> {
         story.push_str(&show("events", &["get", "events", "--field-selector", "type=Warning"]));
         let pods = output(&mut self.kubectl(["get", "pods", "-o", "name"])).unwrap_or_default();
         for pod in pods.lines() {
-            story.push_str(&show(pod, &["logs", pod, "--all-containers", "--prefix", "--tail=15"]));
+            story.push_str(&show(pod, &["logs", pod, "--all-containers", "--tail=15"]));
         }
         story
     }

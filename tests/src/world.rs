@@ -135,13 +135,18 @@ impl World {
         })
     }
 
-    /// The ends of the logs of the product's own parts.
-    pub fn story(&self) -> String {
+    /// What the product's own parts logged last about a namespace, and last of all.
+    pub fn story(&self, namespace: &str) -> String {
         let mut story = String::new();
         for component in ["operator", "api-server"] {
             for pod in self.parts(component).unwrap_or_default() {
-                let logs = output(&mut self.kube.kubectl(["logs", "-n", NAMESPACE, &pod.name_any(), "--tail=15"]));
-                story.push_str(&format!("— {}\n{}\n", pod.name_any(), logs.unwrap_or_else(|e| format!("{e:#}"))));
+                let logs = output(&mut self.kube.kubectl(["logs", "-n", NAMESPACE, &pod.name_any(), "--tail=400"]));
+                let logs = logs.unwrap_or_else(|e| format!("{e:#}"));
+                let lines: Vec<_> = logs.lines().collect();
+                let about = lines.iter().filter(|line| line.contains(&format!("\"{namespace}\"")) || line.contains("\"ERROR\""));
+                let about: Vec<_> = about.map(|line| line.split(",\"span\":").next().unwrap_or(line)).collect();
+                let (about, last) = (&about[about.len().saturating_sub(20)..], &lines[lines.len().saturating_sub(3)..]);
+                story.push_str(&format!("— {}\n{}\n…\n{}\n", pod.name_any(), about.join("\n"), last.join("\n")));
             }
         }
         story

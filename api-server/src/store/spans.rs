@@ -1,6 +1,6 @@
 //! Spans: written in two parts, read in order, a fork's over its base's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{Edge, SpanUpload};
@@ -233,12 +233,15 @@ async fn rows(client: &impl GenericClient, found: &Found, after: Option<(i64, &s
     Ok(rows)
 }
 
+/// A span with a row of the fork's own has only the states that the fork gave it: one in doubt, or blocked, may have none.
 async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
-    let mut states = match found.base_rid {
-        Some(base) => snapshots::of_run(client, base, Some(ids)).await?,
-        None => snapshots::BySpan::new(),
-    };
-    states.extend(snapshots::of_run(client, found.rid, Some(ids)).await?);
+    let own = snapshots::of_run(client, found.rid, Some(ids)).await?;
+    let Some(base) = found.base_rid else { return Ok(own) };
+    let rows = client.query("SELECT span_id FROM spans WHERE rid = $1 AND span_id = ANY($2)", &[&found.rid, &ids]).await?;
+    let rows: HashSet<&str> = rows.iter().map(|row| row.get(0)).collect();
+    let mut states = snapshots::of_run(client, base, Some(ids)).await?;
+    states.retain(|(span, _), _| !rows.contains(span.as_str()));
+    states.extend(own);
     Ok(states)
 }
 
