@@ -49,7 +49,7 @@ test-clean: tools ## In a fresh clone, demo and test twice each; fails if anythi
 bench-fork: tools ## From apply to the first re-executed step, against a bare Job
 	@$(TOOL) packages
 	@$(TOOL) parts
-	@$(TOOL) build
+	@$(TOOL) build --release
 	cargo run --release --package replayfork-tests --bin bench-fork
 
 generate: ## What is generated from the types and committed: CRD, OpenAPI document, the viewer's types

@@ -13,7 +13,7 @@ use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt};
 use replayfork_test_cluster::command::{output, run};
-use replayfork_test_cluster::images;
+use replayfork_test_cluster::images::{self, Built};
 use replayfork_test_cluster::install::{Install, NAMESPACE};
 use replayfork_test_cluster::kube::Kube;
 use replayfork_test_cluster::phase::phase;
@@ -31,6 +31,7 @@ pub struct World {
     pub kube: Kube,
     pub client: Client,
     pub project: PathBuf,
+    pub images: Vec<Built>,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -51,7 +52,7 @@ impl World {
         let project = workspace::project();
         let product = Product::build(&project, profile)?;
         let images = images::build(&project, &product)?;
-        let archives = images.into_iter().map(|built| built.archive).collect();
+        let archives = images.iter().map(|built| built.archive.clone()).collect();
         let cluster = Cluster::start(Options { gvisor: true, postgres: true, images: archives, state: None })?;
         let kube = cluster.kube()?.with(&product);
         let install = Install::imported(cluster.database_url()?, namespaces);
@@ -64,7 +65,7 @@ impl World {
             let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
             anyhow::Ok(Client::try_from(config)?)
         })?;
-        Ok(Self { cluster, kube, client, project, runtime })
+        Ok(Self { cluster, kube, client, project, images, runtime })
     }
 
     /// Waits for an answer of the Kubernetes API.
