@@ -39,7 +39,9 @@ async fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     let config = Config::parse();
-    let filter = EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?;
+    // The database's notices and the migrations' every line say nothing at info.
+    let filter = format!("tokio_postgres=warn,refinery_core=warn,{}", config.log);
+    let filter = EnvFilter::try_new(filter).context("REPLAYFORK_LOG can't be read")?;
     let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter);
     match config.log_format {
         LogFormat::Text => logs.init(),

@@ -65,7 +65,8 @@ fn acceptor(cert: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let secret = PrivateKeyDer::from_pem_file(key).with_context(|| format!("the key {} can't be read", key.display()))?;
     let mut config =
         ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret).context("certificate and key don't fit")?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // What axum is built with here speaks no HTTP/2.
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

@@ -1,5 +1,7 @@
 //! The way to the api-server: through the Kubernetes API's `services/proxy`, with the user's own kubeconfig.
 
+use std::time::Duration;
+
 use anyhow::{Context, bail};
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
@@ -18,6 +20,8 @@ use crate::Target;
 /// ServiceAccount that the chart makes for people whose kubeconfig has no token.
 const USER_ACCOUNT: &str = "replayfork-user";
 const TOKEN_SECONDS: i64 = 600;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 pub struct Connection {
@@ -91,9 +95,14 @@ impl Connection {
 
     async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<T> {
         let token = self.token().await?;
-        let response = self.send(method, path, body, Some("application/json"), &token).await?;
-        let status = response.status();
-        let bytes = response.into_body().collect().await.context("the answer broke off")?.to_bytes();
+        let answer = async {
+            let response = self.send(method, path, body, Some("application/json"), &token).await?;
+            let status = response.status();
+            anyhow::Ok((status, response.into_body().collect().await.context("the answer broke off")?.to_bytes()))
+        };
+        let (status, bytes) = tokio::time::timeout(PATIENCE, answer).await.with_context(|| {
+            format!("the api-server gave no answer within {} s; is it behind TLS? (--api NAMESPACE/https:SERVICE)", PATIENCE.as_secs())
+        })??;
         if status.is_success() {
             return serde_json::from_slice(&bytes).context("the api-server's answer can't be read: is it of another version?");
         }
