@@ -25,7 +25,7 @@ pub struct Found {
 
 const COLUMNS: &str = "r.rid, r.ns, r.base_rid, r.id, n.name AS namespace, r.name, r.kind, r.state, r.agent, r.model, r.session, r.labels, r.environment, \
     r.outcome, r.decided_by, r.started, r.ended, r.spans, r.tokens, r.cost_usd, r.rev, r.forked_from, \
-    (SELECT count(*) FROM forks f WHERE f.source_rid = r.rid AND f.fork_rid IS NOT NULL) AS forks";
+    (SELECT count(*) FROM forks f JOIN runs k ON k.rid = f.fork_rid WHERE f.source_rid = r.rid AND k.state <> 'deleted') AS forks";
 
 fn json<T: DeserializeOwned>(row: &Row, column: &str) -> ApiResult<Option<T>> {
     match row.get::<_, Option<serde_json::Value>>(column) {

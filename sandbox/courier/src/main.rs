@@ -158,15 +158,16 @@ async fn attempt(
     let fork_span = source.index(&replay.plan.fork_span).context("the fork span is not in the bundle")?;
     let started = std::time::Instant::now();
     let mut workspace = ForkWorkspace::open(api.clone(), &args.workspace, &args.scratch_dir)?;
-    let isolation = tokio::spawn(policy::holds(args.api_address, args.kubernetes_host.clone(), args.kubernetes_port));
+    let waiting = policy::holds(args.api_address, args.kubernetes_host.clone(), args.kubernetes_port);
+    let isolation = tokio::spawn(async move { (waiting.await, started.elapsed()) });
     if let Some(start) = start_snapshot(&source, fork_span) {
         workspace.start_from(&start).await?;
     }
     let restored = started.elapsed();
-    let isolated = isolation.await?;
+    let (isolated, policy) = isolation.await?;
     tracing::info!(
         restore_ms = restored.as_millis() as u64,
-        policy_ms = started.elapsed().as_millis() as u64,
+        policy_ms = policy.as_millis() as u64,
         isolated = isolated.is_ok(),
         "workspace restored"
     );

@@ -48,7 +48,9 @@ pub enum FromExecutor {
 pub struct Ended {
     /// 128 + signal for a command that a signal ended, as shells count. `None`: it did not start, or was stopped.
     pub exit_code: Option<i32>,
+    #[serde(with = "hex")]
     pub stdout: Vec<u8>,
+    #[serde(with = "hex")]
     pub stderr: Vec<u8>,
     /// Bytes beyond [`MAX_OUTPUT`] that were dropped.
     pub dropped: u64,
@@ -86,4 +88,24 @@ pub fn receive<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
     let mut bytes = vec![0; length as usize];
     stream.read_exact(&mut bytes)?;
     Ok(serde_json::from_slice(&bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_result_fits_into_a_message() {
+        let ended = Ended { stdout: vec![0; MAX_OUTPUT], stderr: vec![0xff; MAX_OUTPUT], ..Ended::default() };
+        let mut wire = Vec::new();
+        send(&mut wire, &FromExecutor::Ended(ended.clone())).unwrap();
+        let back: FromExecutor = receive(&mut wire.as_slice()).unwrap();
+        assert!(matches!(back, FromExecutor::Ended(e) if e == ended));
+    }
+
+    #[test]
+    fn a_message_that_claims_too_much_is_refused_before_it_is_read() {
+        let wire = u32::MAX.to_le_bytes();
+        assert!(receive::<ToExecutor>(&mut wire.as_slice()).unwrap_err().to_string().contains("too large"));
+    }
 }
