@@ -56,7 +56,8 @@ async fn create_job(ctx: &Context, observed: &Observed, jobs: &Api<Job>) -> Resu
     let Row::Registered(row) = &observed.row else { return Ok(()) };
     let Some(plan) = &row.plan else { return Ok(()) };
     let address = api_address(ctx).await?;
-    let job = job(&ctx.config, &observed.fork, &plan.environment, address, ctx.authorities.as_deref()).map_err(|e| Error::Build("the Job", e))?;
+    let job =
+        job(&ctx.config, &observed.fork, &plan.environment, address, ctx.authorities.as_deref()).map_err(|e| Error::Build("the Job", e))?;
     match jobs.create(&PostParams::default(), &job).await {
         // Whose it is, the next look will tell.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),

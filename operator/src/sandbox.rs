@@ -145,7 +145,13 @@ fn selects(selector: &k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelec
 ///
 /// # Errors
 /// The object can't be built from these values: a fault of ours, named.
-pub fn job(config: &Config, fork: &ReplayFork, environment: &RunEnvironment, api: SocketAddr, authorities: Option<&str>) -> Result<Job, serde_json::Error> {
+pub fn job(
+    config: &Config,
+    fork: &ReplayFork,
+    environment: &RunEnvironment,
+    api: SocketAddr,
+    authorities: Option<&str>,
+) -> Result<Job, serde_json::Error> {
     let sandbox = sandbox_spec(fork);
     let root = environment.workspace_root.as_deref().unwrap_or("/workspace");
     let size = sandbox.scratch_size.as_deref().unwrap_or(SCRATCH);

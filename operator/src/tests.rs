@@ -25,7 +25,8 @@ fn ago(seconds: i64) -> String {
 }
 
 fn fork(spec: Value) -> ReplayFork {
-    let mut whole = json!({"source": {"run": "r", "span": "s"}, "patches": [{"type": "EnvVarOverride", "env": [{"name": "A", "value": "1"}]}]});
+    let mut whole =
+        json!({"source": {"run": "r", "span": "s"}, "patches": [{"type": "EnvVarOverride", "env": [{"name": "A", "value": "1"}]}]});
     for (key, value) in spec.as_object().unwrap() {
         whole[key] = value.clone();
     }
@@ -39,7 +40,8 @@ fn fork(spec: Value) -> ReplayFork {
 }
 
 fn row(over: Value) -> Row {
-    let counts = json!({"will_run": 1, "may_run": 0, "may_run_or_block": 0, "will_block": 0, "may_block": 1, "overridden": 0, "reusable": 7});
+    let counts =
+        json!({"will_run": 1, "may_run": 0, "may_run_or_block": 0, "will_block": 0, "may_block": 1, "overridden": 0, "reusable": 7});
     let mut row = json!({
         "uid": "00000000-0000-0000-0000-000000000001", "namespace": "agents", "name": "what-if", "state": "Registered",
         "source_run": "00000000-0000-0000-0000-000000000002", "fork_run": "00000000-0000-0000-0000-000000000003", "fork_run_name": "what-if",
@@ -172,7 +174,9 @@ fn what_keeps_a_pod_from_running_has_its_own_reason_and_a_remedy() {
         ),
         (
             Observed {
-                job: Some(a_job(json!({"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}}))),
+                job: Some(a_job(
+                    json!({"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]}}),
+                )),
                 ..observed(registered())
             },
             CloseReason::SandboxFailed,
@@ -249,7 +253,10 @@ fn suspend_holds_what_is_not_claimed() {
     let held = |job: Option<Job>| Observed { fork: fork(json!({"suspend": true})), job, ..observed(row(json!({}))) };
     assert_eq!(decide(&held(None), now()), Decision { actions: vec![], look_again: None });
     assert_eq!(decide(&held(Some(a_job(json!({})))), now()).actions, [Action::DeleteJob]);
-    let queued = Observed { job: Some(a_job(json!({"metadata": {"creationTimestamp": ago(9999)}, "spec": {"suspend": true}}))), ..observed(row(json!({}))) };
+    let queued = Observed {
+        job: Some(a_job(json!({"metadata": {"creationTimestamp": ago(9999)}, "spec": {"suspend": true}}))),
+        ..observed(row(json!({})))
+    };
     assert_eq!(decide(&queued, now()).actions, [], "a queue may hold a Job for as long as it likes");
 }
 
@@ -285,26 +292,47 @@ fn egress_never_opens_the_cluster_itself() {
         let fork = fork(json!({"sandbox": {"egress": [{"cidr": cidr, "ports": [{"port": 443}]}]}}));
         let refused = refused_egress(&fork, &addresses);
         assert_eq!(refused.is_some(), says.is_some(), "{cidr}: {refused:?}");
-        assert!(refused.zip(says).is_none_or(|(message, says)| message.contains(says) && message.starts_with("spec.sandbox.egress[0].cidr")));
+        assert!(
+            refused.zip(says).is_none_or(|(message, says)| message.contains(says) && message.starts_with("spec.sandbox.egress[0].cidr"))
+        );
     }
 }
 
 fn config() -> Config {
     use clap::Parser;
     Config::parse_from([
-        "operator", "--api-url", "http://replayfork-api.replayfork-system.svc:3210", "--api-namespace", "replayfork-system", "--api-pod-selector", "a=b",
-        "--token-file", "/t", "--courier-image", "courier:1", "--pod-name", "p", "--pod-namespace", "replayfork-system",
+        "operator",
+        "--api-url",
+        "http://replayfork-api.replayfork-system.svc:3210",
+        "--api-namespace",
+        "replayfork-system",
+        "--api-pod-selector",
+        "a=b",
+        "--token-file",
+        "/t",
+        "--courier-image",
+        "courier:1",
+        "--pod-name",
+        "p",
+        "--pod-namespace",
+        "replayfork-system",
     ])
 }
 
 #[test]
 fn the_executors_container_has_no_token_and_the_courier_alone_may_write_the_control_volume() {
-    let environment = RunEnvironment { image: Some("agent:1".into()), uid: Some(1000), workspace_root: Some("/workspace".into()), home: None };
-    let built = job(&config(), &fork(json!({"sandbox": {"runtimeClassName": "gvisor"}})), &environment, "10.96.0.7:3210".parse().unwrap(), None).unwrap();
+    let environment =
+        RunEnvironment { image: Some("agent:1".into()), uid: Some(1000), workspace_root: Some("/workspace".into()), home: None };
+    let built =
+        job(&config(), &fork(json!({"sandbox": {"runtimeClassName": "gvisor"}})), &environment, "10.96.0.7:3210".parse().unwrap(), None)
+            .unwrap();
     let spec = built.spec.unwrap();
     assert_eq!((spec.backoff_limit, spec.completions, spec.ttl_seconds_after_finished), (Some(0), Some(1), None));
     let pod = spec.template.spec.unwrap();
-    assert_eq!((pod.automount_service_account_token, pod.enable_service_links, pod.restart_policy.as_deref()), (Some(false), Some(false), Some("Never")));
+    assert_eq!(
+        (pod.automount_service_account_token, pod.enable_service_links, pod.restart_policy.as_deref()),
+        (Some(false), Some(false), Some("Never"))
+    );
     assert_eq!((pod.runtime_class_name.as_deref(), pod.host_users), (Some("gvisor"), None));
     let [courier, executor] = pod.containers.as_slice() else { panic!("two containers") };
     assert_eq!((courier.image.as_deref(), executor.image.as_deref()), (Some("courier:1"), Some("agent:1")));
@@ -334,13 +362,16 @@ fn names_fit_and_depend_on_the_uid_alone_for_their_difference() {
 
 #[test]
 fn the_sandbox_reaches_the_api_server_and_what_the_spec_names_and_nothing_else() {
-    let built = network_policy(&config(), &fork(json!({"sandbox": {"egress": [{"cidr": "203.0.113.0/24", "ports": [{"port": 443}]}]}}))).unwrap();
+    let built =
+        network_policy(&config(), &fork(json!({"sandbox": {"egress": [{"cidr": "203.0.113.0/24", "ports": [{"port": 443}]}]}}))).unwrap();
     let spec = built.spec.unwrap();
     assert_eq!(spec.policy_types, Some(vec!["Ingress".to_owned(), "Egress".to_owned()]));
     assert!(spec.ingress.is_none());
     let egress = spec.egress.unwrap();
     assert_eq!(egress.len(), 2);
-    assert!(egress.iter().all(|rule| rule.to.as_ref().is_some_and(|to| !to.is_empty()) && rule.ports.as_ref().is_some_and(|p| !p.is_empty())));
+    assert!(
+        egress.iter().all(|rule| rule.to.as_ref().is_some_and(|to| !to.is_empty()) && rule.ports.as_ref().is_some_and(|p| !p.is_empty()))
+    );
 }
 
 #[test]

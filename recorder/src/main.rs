@@ -118,7 +118,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         None => None,
     };
     let token = config.token_file.clone().map_or(Token::None, Token::File);
-    let uploader = upload::Uploader::new(ApiClient::new(&config.api_url, token, &Reach::with_ca_file(config.api_ca_file.as_deref())?)?, spool.clone());
+    let uploader =
+        upload::Uploader::new(ApiClient::new(&config.api_url, token, &Reach::with_ca_file(config.api_ca_file.as_deref())?)?, spool.clone());
     let sending = tokio::spawn(uploader.clone().run());
     let recorder = Arc::new(collector::Recorder::new(spool.clone(), workspace, uploader.clone(), environment));
     tracing::info!(listen = %config.listen, api = config.api_url, workspace = ?config.workspace, "recording");
