@@ -1,0 +1,164 @@
+//! The end of a fork: the first one stands, with counts and outcome.
+
+use deadpool_postgres::GenericClient;
+use replayfork_client::fork::{BlockedSpan, CloseReason, ForkResult, ForkState};
+use replayfork_client::read::RunState;
+use replayfork_core::fork::DeletionPolicy;
+use replayfork_core::model::{Closing, Fidelity, SpanKind, Status, Verdict};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{get, unknown};
+use crate::planning::SHOWN;
+use crate::problem::{ApiError, ApiResult};
+use crate::store::payload::Writer;
+use crate::store::{runs, spans};
+
+/// Ends a fork. The first end stands, and is what is returned.
+///
+/// # Errors
+/// 404.
+pub async fn close(client: &impl GenericClient, uid: Uuid, reason: CloseReason, message: &str, now: i64) -> ApiResult<ForkResult> {
+    let row = client
+        .query_opt("SELECT state, result, fork_rid, source_rid FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
+        .await?
+        .ok_or_else(|| unknown(uid))?;
+    if row.get::<_, &str>(0) == "terminal" {
+        return serde_json::from_value(row.get(1)).map_err(|e| ApiError::internal(&e));
+    }
+    let mut result = ForkResult {
+        reason,
+        message: message.chars().take(2000).collect(),
+        outcome: None,
+        source_outcome: None,
+        reexecuted: 0,
+        reused: 0,
+        overridden: 0,
+        blocked: 0,
+        blocked_spans: vec![],
+    };
+    if let (Some(fork_rid), Some(source_rid)) = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3)) {
+        interrupt_open_steps(client, uid, fork_rid, now).await?;
+        summarize(client, fork_rid, source_rid, &mut result).await?;
+        // Blocked steps spent nothing here, and executed ones what they spent.
+        client
+            .execute(
+                "UPDATE runs SET state = 'sealed', outcome = $2, ended = $3, rev = rev + 1, tokens = t.tokens, cost_usd = t.cost_usd
+                 FROM (SELECT sum(coalesce(o.tokens_in, 0) + coalesce(o.tokens_out, 0))::bigint AS tokens, sum(o.cost_usd) AS cost_usd
+                       FROM (SELECT * FROM spans WHERE rid = $1
+                             UNION ALL
+                             SELECT * FROM spans s WHERE rid = $4 AND NOT EXISTS (SELECT 1 FROM spans f WHERE f.rid = $1 AND f.span_id = s.span_id)) o
+                       WHERE o.tokens_in IS NOT NULL OR o.tokens_out IS NOT NULL OR o.cost_usd IS NOT NULL) t
+                 WHERE rid = $1 AND state <> 'deleted'",
+                &[&fork_rid, &result.outcome.map(Status::code), &now, &source_rid],
+            )
+            .await?;
+    }
+    make_terminal(client, uid, &result).await?;
+    Ok(result)
+}
+
+pub(super) async fn make_terminal(client: &impl GenericClient, uid: Uuid, result: &ForkResult) -> ApiResult<()> {
+    client
+        .execute(
+            "UPDATE forks SET state = 'terminal', reason = $2, result = $3, terminal_at = now() WHERE uid = $1",
+            &[&uid, &result.reason.to_string(), &serde_json::json!(result)],
+        )
+        .await?;
+    Ok(())
+}
+
+/// A step that began and has no result is in doubt: it may have run, and is not run again.
+async fn interrupt_open_steps(client: &impl GenericClient, uid: Uuid, fork_rid: i64, now: i64) -> ApiResult<()> {
+    let open = client.query("UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND state = 'begun' RETURNING span_id", &[&uid]).await?;
+    for row in open {
+        let span: String = row.get(0);
+        let row = client.query_one("SELECT ns, segments, rev + 1 FROM runs WHERE rid = $1", &[&fork_rid]).await?;
+        let (ns, segments, rev): (i32, i32, i64) = (row.get(0), row.get(1), row.get(2));
+        let closing = Closing {
+            ended: now,
+            status: Status::Canceled,
+            verdict: Verdict::None,
+            output: None,
+            error: Some("Interrupted: the fork ended before this step's result arrived; it may have run".into()),
+            input_tokens: None,
+            output_tokens: None,
+            cost_usd: None,
+            blocked: vec![],
+        };
+        let mut payloads = Writer::new(segments);
+        let place = payloads.add(&closing)?;
+        spans::write_closing(client, fork_rid, &span, rev, &closing, &place).await?;
+        let next = payloads.finish(client, ns, fork_rid).await?;
+        client.execute("UPDATE runs SET segments = $2, rev = $3 WHERE rid = $1", &[&fork_rid, &next, &rev]).await?;
+    }
+    Ok(())
+}
+
+async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
+    let rows = client
+        .query(
+            "SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id",
+            &[&fork_rid],
+        )
+        .await?;
+    for row in &rows {
+        match Fidelity::from_code(row.get("fidelity")) {
+            Some(Fidelity::Reexecuted) => result.reexecuted += 1,
+            Some(Fidelity::Overridden) => result.overridden += 1,
+            Some(Fidelity::Blocked) => {
+                result.blocked += 1;
+                let blocked: Option<Value> = row.get("blocked");
+                if result.blocked_spans.len() < SHOWN
+                    && let (Some(blocked), Some(kind)) =
+                        (blocked.and_then(|b| serde_json::from_value(b).ok()), SpanKind::from_code(row.get("kind")))
+                {
+                    result.blocked_spans.push(BlockedSpan { span: row.get("span_id"), name: row.get("name"), kind, blocked });
+                }
+            }
+            _ => {}
+        }
+    }
+    let source = runs::by_rid(client, source_rid).await?;
+    debug_assert_eq!(source.run.state, RunState::Sealed);
+    result.reused = source.run.spans - rows.len() as i64;
+    result.source_outcome = source.run.outcome;
+    if matches!(result.reason, CloseReason::Succeeded | CloseReason::Blocked) {
+        let fork = runs::by_rid(client, fork_rid).await?;
+        result.outcome = outcome(client, &fork).await?;
+    }
+    Ok(())
+}
+
+/// The status of the deciding span in the fork; without one, of the last span in sequence with a result.
+async fn outcome(client: &impl GenericClient, fork: &runs::Found) -> ApiResult<Option<Status>> {
+    let base = fork.base_rid.unwrap_or(fork.rid);
+    let row = client
+        .query_opt(
+            "SELECT coalesce(f.status, s.status) FROM spans s LEFT JOIN spans f ON f.rid = $2 AND f.span_id = s.span_id
+             WHERE s.rid = $1 AND s.ord IS NOT NULL
+               AND CASE WHEN $3::text IS NULL THEN coalesce(f.status, s.status) NOT IN ($4, $5) ELSE s.span_id = $3 END
+             ORDER BY s.ord DESC, s.span_id DESC LIMIT 1",
+            &[&base, &fork.rid, &fork.run.decided_by, &Status::Blocked.code(), &Status::Running.code()],
+        )
+        .await?;
+    Ok(row.and_then(|r| Status::from_code(r.get(0))))
+}
+
+/// The custom resource is gone: an open fork is closed, and the run deleted where the spec asked for that.
+///
+/// # Errors
+/// 404.
+pub async fn resource_gone(client: &impl GenericClient, uid: Uuid, now: i64) -> ApiResult<()> {
+    let fork = get(client, uid).await?;
+    if fork.state != ForkState::Terminal {
+        close(client, uid, CloseReason::Deleted, "the ReplayFork was deleted", now).await?;
+    }
+    client.execute("UPDATE forks SET cr_gone_at = now() WHERE uid = $1", &[&uid]).await?;
+    if fork.deletion_policy == DeletionPolicy::DeleteRun
+        && let Some(fork_rid) = client.query_one("SELECT fork_rid FROM forks WHERE uid = $1", &[&uid]).await?.get::<_, Option<i64>>(0)
+    {
+        runs::delete(client, &runs::by_rid(client, fork_rid).await?).await?;
+    }
+    Ok(())
+}
