@@ -4,6 +4,8 @@
 //! that patches give) and holds for every output and every path whether it may differ and whether it may be unknown
 //! because of a blocked span. The result is an upper bound: what runs is in "will run" or "may run".
 
+mod paths;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -18,14 +20,8 @@ use crate::patch::{Patches, Refused};
 use crate::reason::{Blocked, BlockedReason, Cause};
 use crate::source::Source;
 
-/// How sure something is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    #[default]
-    No,
-    Maybe,
-    Certain,
-}
+pub use paths::Level;
+use paths::{PathState, Paths, merge};
 
 /// What will become of an affected span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -100,68 +96,6 @@ impl Plan {
     /// Nothing is affected: the fork equals its source but for overridden outputs.
     pub fn is_empty(&self) -> bool {
         self.spans.iter().all(|s| s.mark.is_none())
-    }
-}
-
-/// A path's or a set of paths' state before a span.
-#[derive(Clone, Debug, Default)]
-struct PathState {
-    differs: Level,
-    blocked: Level,
-    triggers: Vec<usize>,
-}
-
-impl PathState {
-    fn join(&mut self, other: &PathState) {
-        self.differs = self.differs.max(other.differs);
-        self.blocked = self.blocked.max(other.blocked);
-        merge(&mut self.triggers, &other.triggers);
-    }
-}
-
-fn merge(into: &mut Vec<usize>, from: &[usize]) {
-    for span in from {
-        if !into.contains(span) {
-            into.push(*span);
-        }
-    }
-}
-
-/// What is known of the workspace: for paths not mentioned, as recorded. Later entries win over earlier ones.
-#[derive(Default)]
-struct Paths(Vec<(Pattern, PathState)>);
-
-impl Paths {
-    fn of(&self, pattern: &Pattern) -> PathState {
-        let mut state = PathState::default();
-        let mut seen: Vec<&Pattern> = Vec::new();
-        for (entry, is) in self.0.iter().rev() {
-            if !entry.overlaps(pattern) || seen.iter().any(|s| s.covers(entry)) {
-                continue;
-            }
-            state.join(is);
-            if entry.covers(pattern) {
-                break;
-            }
-            seen.push(entry);
-        }
-        state
-    }
-
-    fn of_all(&self, patterns: &[Pattern]) -> PathState {
-        let mut state = PathState::default();
-        for pattern in patterns {
-            state.join(&self.of(pattern));
-        }
-        state
-    }
-
-    fn set(&mut self, pattern: Pattern, state: PathState) {
-        self.0.retain(|(old, _)| !pattern.covers(old));
-        let recorded = state.differs == Level::No && state.blocked == Level::No;
-        if !(recorded && self.0.iter().all(|(old, _)| !old.overlaps(&pattern))) {
-            self.0.push((pattern, state));
-        }
     }
 }
 
