@@ -298,7 +298,8 @@ fn command_result(ended: Ended, stop: Option<Stop>) -> Closing {
     }
     let (status, output) = match (ended.exit_code, stop) {
         (_, Some(stop)) => {
-            notes.push(format!("stopped: {}", stop.close().1));
+            let (reason, why) = stop.close();
+            notes.push(format!("{reason}: the step was stopped; {why}"));
             (Status::Canceled, None)
         }
         (Some(code), None) => {
