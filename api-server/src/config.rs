@@ -28,6 +28,9 @@ pub struct Config {
     /// PostgreSQL 15 or later, as a URL or key-value string.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: String,
+    /// Authorities (PEM) that alone may vouch for the database where its URL says `sslmode=require`. Default: the system's.
+    #[arg(long, env = "REPLAYFORK_DATABASE_CA", hide_env_values = true)]
+    pub database_ca: Option<String>,
     #[arg(long, env = "REPLAYFORK_LISTEN", default_value = "0.0.0.0:3210")]
     pub listen: SocketAddr,
     /// Answers 204. No sandbox's network policy opens this port: a courier that reaches it knows that the policy does not hold.

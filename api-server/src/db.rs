@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
 use tokio_postgres::NoTls;
+use tokio_postgres::config::SslMode;
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 mod embedded {
     refinery::embed_migrations!("migrations");
@@ -14,11 +19,12 @@ mod embedded {
 const MIGRATION_LOCK: i64 = 0x5246_4d49_4752;
 const OLDEST_POSTGRES: u32 = 150_000;
 
-/// A pool of connections; nothing is connected yet.
+/// A pool of connections; nothing is connected yet. With `sslmode=require` the server's certificate is verified, by the
+/// authorities in `ca` (PEM) alone where they are given, else by the system's. Any other mode is plain.
 ///
 /// # Errors
-/// The URL can't be read.
-pub fn pool(url: &str, connections: usize) -> anyhow::Result<Pool> {
+/// The URL or the authorities can't be read.
+pub fn pool(url: &str, ca: Option<&str>, connections: usize) -> anyhow::Result<Pool> {
     let mut config: tokio_postgres::Config =
         url.parse().context("DATABASE_URL can't be read; it looks like postgres://user:password@host:5432/database")?;
     if config.get_application_name().is_none() {
@@ -26,7 +32,11 @@ pub fn pool(url: &str, connections: usize) -> anyhow::Result<Pool> {
     }
     config.connect_timeout(Duration::from_secs(5));
     config.keepalives_idle(Duration::from_secs(30));
-    let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+    let recycle = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = match config.get_ssl_mode() {
+        SslMode::Require => Manager::from_config(config, MakeRustlsConnect::new(verifying(ca)?), recycle),
+        _ => Manager::from_config(config, NoTls, recycle),
+    };
     let timeout = Some(Duration::from_secs(10));
     Ok(Pool::builder(manager)
         .max_size(connections)
@@ -34,6 +44,24 @@ pub fn pool(url: &str, connections: usize) -> anyhow::Result<Pool> {
         .create_timeout(timeout)
         .runtime(deadpool_postgres::Runtime::Tokio1)
         .build()?)
+}
+
+fn verifying(ca: Option<&str>) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    match ca {
+        Some(pem) => {
+            for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+                roots.add(certificate.context("the database's authorities can't be read")?)?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        bail!("sslmode=require needs authorities: put them into the Secret beside the URL as ca.crt");
+    }
+    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
 /// Brings the schema up to what this binary needs, one replica at a time.

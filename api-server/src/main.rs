@@ -49,7 +49,7 @@ async fn main() -> anyhow::Result<()> {
     }
     rustls::crypto::aws_lc_rs::default_provider().install_default().map_err(|_| anyhow::anyhow!("another TLS provider is installed"))?;
 
-    let pool = db::pool(&config.database_url, config.database_connections)?;
+    let pool = db::pool(&config.database_url, config.database_ca.as_deref().filter(|ca| !ca.is_empty()), config.database_connections)?;
     wait_for_database(&pool).await?;
     let cluster = match config.auth_mode {
         AuthMode::Kubernetes => {
