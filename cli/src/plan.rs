@@ -97,3 +97,29 @@ pub async fn plan(connection: &Connection, manifest: &Manifest, output: Output) 
 fn fork_span(plan: &Plan) -> &str {
     plan.spans.iter().find(|s| s.id == plan.fork_span).map_or(&plan.fork_span, |s| &s.name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_gives_spec_and_namespace_and_anything_else_is_refused_by_name() {
+        let folder = std::env::temp_dir().join(format!("replayfork-plan-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_string_lossy().into_owned()
+        };
+        let good = file("good.yaml", "kind: ReplayFork\nmetadata: {name: x, namespace: agents}\nspec: {source: {run: r, span: s}}\n");
+        let manifest = read(&good).unwrap();
+        assert_eq!(manifest.namespace.as_deref(), Some("agents"));
+        assert_eq!(manifest.spec["source"]["run"], "r");
+        let pod = file("pod.yaml", "kind: Pod\n");
+        for (path, says) in [(pod.as_str(), "not ReplayFork"), ("/nowhere.yaml", "can't read /nowhere.yaml")] {
+            let error = read(path).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(error.contains(says), "{error}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -122,3 +122,29 @@ pub fn diff(text: &str, indent: &str) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_said_as_people_say_them() {
+        for (ns, said) in [
+            (None, "–"),
+            (Some(0), "0 ms"),
+            (Some(340_000_000), "340 ms"),
+            (Some(1_240_000_000), "1.2 s"),
+            (Some(184_000_000_000), "3 m 04 s"),
+            (Some(7_500_000_000_000), "2 h 05 m"),
+        ] {
+            assert_eq!(duration(ns), said);
+        }
+    }
+
+    #[test]
+    fn numbers_are_grouped_and_unknown_is_not_zero() {
+        assert_eq!(number(Some(1_234_567)), "1 234 567");
+        assert_eq!(number(Some(-1_000)), "-1 000");
+        assert_eq!((number(Some(0)), number(None), cost(None)), ("0".into(), "–".into(), "–".into()));
+    }
+}
