@@ -72,6 +72,10 @@ fn e2e_operator_killed_before_it_writes_the_result_writes_it_later(place: &Place
     let state = place.world.sql(&format!("SELECT state FROM forks WHERE uid = '{}'", fork.uid))?;
     ensure!(state == "terminal", "a final status was written while the fork was {state}");
     ensure!(fork.condition("Finished")?.status == "False", "the status is there before it was let through");
+    until("the Job has ended", OBJECTS, || {
+        let status = fork.jobs()?.into_iter().next().and_then(|job| job.status).unwrap_or_default();
+        Ok((status.succeeded == Some(1)).then_some(()))
+    })?;
     signal(place.world.working_operator()?, Signal::KILL)?;
     status.deny();
     drop(gate);
