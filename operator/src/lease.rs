@@ -69,7 +69,6 @@ impl Leadership {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() },
                 spec: Some(self.spec(now, None)),
-                ..Lease::default()
             };
             return won(self.leases.create(&PostParams::default(), &lease).await);
         };
