@@ -32,8 +32,8 @@ use crate::store::{forks, runs, spans};
 /// How long a courier's open request waits to be told to stop.
 const WAIT: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(300);
-/// Blobs that are read for a restore at once.
-const RESTORE_BATCH: usize = 256;
+/// Blobs that are read for a restore at once: of at most 4 MiB each.
+const RESTORE_BATCH: usize = 32;
 /// Default of `spec.sandbox.deadlineSeconds`.
 const DEADLINE_SECONDS: i64 = 900;
 

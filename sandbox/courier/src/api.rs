@@ -8,10 +8,20 @@ use replayfork_client::fork::{BeginSpan, Bundle, ClaimFork, CloseFork, EndSpan, 
 use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
 use replayfork_client::{ApiClient, Bytes, ClientError, Reach, Token};
 use replayfork_core::Digest;
+use replayfork_snapshot::{LocalStore, SnapshotError};
 use uuid::Uuid;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Why a workspace state did not arrive.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Store(#[from] SnapshotError),
+}
 
 #[derive(Clone)]
 pub struct Api {
@@ -62,18 +72,29 @@ impl Api {
         until_answered("bundle", || self.client.get(&path)).await
     }
 
-    /// The packs of a workspace state, without what `base` has.
-    pub async fn snapshot(&self, node: &Digest, base: Option<&Digest>) -> Result<Vec<Vec<u8>>, ClientError> {
+    /// Puts the packs of a workspace state into the store as they arrive, without what `base` has. A transfer that breaks off is
+    /// begun again: what has arrived is known then.
+    pub async fn snapshot(&self, node: &Digest, base: Option<&Digest>, store: &mut LocalStore) -> Result<(), RestoreError> {
         let query = base.map_or_else(String::new, |b| format!("?base={b}"));
-        until_answered("restore", || self.packs(format!("snapshots/{node}{query}"))).await
+        let path = self.path(&format!("snapshots/{node}{query}"));
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.transfer(&path, store).await {
+                Err(RestoreError::Client(error)) if error.is_transient() => {
+                    tracing::warn!("restore: {error}; trying again in {} ms", pause.as_millis());
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                other => return other,
+            }
+        }
     }
 
-    async fn packs(&self, rest: String) -> Result<Vec<Vec<u8>>, ClientError> {
-        let url = self.path(&rest);
-        let mut response = self.client.get_bytes(&url).await?;
-        let (mut buffer, mut packs) = (Vec::new(), Vec::new());
+    async fn transfer(&self, path: &str, store: &mut LocalStore) -> Result<(), RestoreError> {
+        let mut response = self.client.get_bytes(path).await?;
+        let mut buffer = Vec::new();
         loop {
-            let chunk = response.chunk().await.map_err(|source| ClientError::Transport { url: url.clone(), source })?;
+            let chunk = response.chunk().await.map_err(|source| ClientError::Transport { url: path.to_owned(), source })?;
             let Some(chunk) = chunk else { break };
             buffer.extend_from_slice(&chunk);
             while let Some(head) = buffer.first_chunk::<4>() {
@@ -81,11 +102,15 @@ impl Api {
                 if buffer.len() < 4 + length {
                     break;
                 }
-                packs.push(buffer[4..4 + length].to_vec());
+                store.put_pack(&buffer[4..4 + length])?;
                 buffer.drain(..4 + length);
             }
         }
-        if buffer.is_empty() { Ok(packs) } else { Err(ClientError::Answer { url, detail: "a pack is cut off".into() }) }
+        if buffer.is_empty() {
+            Ok(())
+        } else {
+            Err(ClientError::Answer { url: path.to_owned(), detail: "a pack is cut off".into() }.into())
+        }
     }
 
     pub async fn missing(&self, digests: Vec<Digest>) -> Result<Vec<Digest>, ClientError> {

@@ -67,9 +67,8 @@ impl ForkWorkspace {
         if !self.fetched.insert(state.node) {
             return Ok(());
         }
-        for pack in self.api.snapshot(&state.node, self.start.as_ref()).await.context("a recorded workspace can't be fetched")? {
-            self.store.put_pack(&pack)?;
-        }
+        let Self { api, store, start, .. } = self;
+        api.snapshot(&state.node, start.as_ref(), store).await.context("a recorded workspace can't be fetched")?;
         Ok(())
     }
 
@@ -81,11 +80,12 @@ impl ForkWorkspace {
         let mut packs = Vec::new();
         let store = &mut self.store;
         let captured = self.capturer.capture(&mut |pack| {
-            store.put_pack(&pack)?;
-            packs.push(pack);
+            packs.push(store.put_pack(&pack)?);
             Ok(())
         })?;
-        for pack in packs {
+        // Read back one by one, so that no more than one is in memory.
+        for path in packs {
+            let pack = std::fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
             let digests = parse_pack(&pack).map_err(SnapshotError::from)?.blobs.iter().map(|b| b.digest).collect();
             if !self.api.missing(digests).await?.is_empty() {
                 self.api.put_pack(pack).await?;
