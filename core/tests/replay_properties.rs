@@ -256,6 +256,9 @@ fn value(source: &Source, i: usize) -> Result<SpanValue, String> {
     span.output().map(|o| SpanValue { output: o.clone(), status: span.status() }).ok_or_else(|| "nothing".to_owned())
 }
 
+/// Why spans were blocked, by span.
+type Reasons = BTreeMap<usize, Vec<String>>;
+
 /// How a fork ended.
 #[derive(Debug, Default, PartialEq)]
 struct End {
@@ -374,12 +377,7 @@ impl Workspace for Memory<'_> {
 }
 
 /// The product's way: plan, then only what the replay asks for.
-fn replayed(
-    source: &Source,
-    states: &States,
-    spec: &ForkSpec,
-    fork_span: usize,
-) -> Result<(End, BTreeSet<usize>, BTreeMap<usize, Vec<String>>), TestCaseError> {
+fn replayed(source: &Source, states: &States, spec: &ForkSpec, fork_span: usize) -> Result<(End, BTreeSet<usize>, Reasons), TestCaseError> {
     let mut replay = Replay::new(source, spec).unwrap();
     let patches = Patches::resolve(source, &spec.source, fork_span, &spec.patches).unwrap();
     let mut memory = Memory { states, files: states.0[&source.spans[fork_span].snapshot_before.unwrap().content].clone() };

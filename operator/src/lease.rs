@@ -66,10 +66,8 @@ impl Leadership {
     async fn try_hold(&self) -> kube::Result<bool> {
         let now = Timestamp::now();
         let Some(mut lease) = self.leases.get_opt(NAME).await? else {
-            let lease = Lease {
-                metadata: ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() },
-                spec: Some(self.spec(now, None)),
-            };
+            let lease =
+                Lease { metadata: ObjectMeta { name: Some(NAME.into()), ..ObjectMeta::default() }, spec: Some(self.spec(now, None)) };
             return won(self.leases.create(&PostParams::default(), &lease).await);
         };
         let spec = lease.spec.clone().unwrap_or_default();

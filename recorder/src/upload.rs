@@ -120,7 +120,9 @@ impl Uploader {
                         self.send_again(&problem.missing).await?;
                         let _: Ingested = self.client.post(&path, &batch).await?;
                     }
-                    other => drop(other?),
+                    other => {
+                        other?;
+                    }
                 }
             }
             Item::Finish { run, finish } => {
