@@ -1,6 +1,6 @@
 //! The difference of two runs, span by span.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use similar::TextDiff;
@@ -76,6 +76,7 @@ pub struct SpanDiff {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Totals {
     pub spans: i64,
+    /// Sum of the durations of all steps, nanoseconds; blocked ones took none.
     pub duration_ns: i64,
     pub tokens: i64,
     pub cost_usd: f64,
@@ -166,13 +167,64 @@ fn tokens(span: &Span) -> Option<i64> {
     }
 }
 
+/// A fork's steps ran at other times than those that it reuses, so durations are added up rather than measured from first to last.
 fn totals(spans: &[Span]) -> Totals {
-    let first = spans.iter().map(|s| s.opening.started).min().unwrap_or(0);
-    let last = spans.iter().filter_map(|s| s.closing.as_ref()).map(|c| c.ended).max().unwrap_or(first);
+    let parents: HashSet<&str> = spans.iter().filter_map(|s| s.opening.parent.as_deref()).collect();
+    let steps = spans.iter().filter(|s| !parents.contains(s.id.as_str()) && s.status() != Status::Blocked);
     Totals {
         spans: spans.len() as i64,
-        duration_ns: last - first,
+        duration_ns: steps.filter_map(|s| Some(s.closing.as_ref()?.ended - s.opening.started)).sum(),
         tokens: spans.iter().filter_map(tokens).sum(),
         cost_usd: spans.iter().filter_map(|s| s.closing.as_ref()?.cost_usd).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn span(id: &str, started: i64, ended: i64, over: serde_json::Value) -> Span {
+        let mut span = json!({
+            "id": id, "ord": started, "opening": {"name": id, "kind": "ShellCommand", "started": started},
+            "closing": {"ended": ended, "status": "Completed", "output": {"text": "out", "exit_code": 0}, "input_tokens": 3, "output_tokens": 4},
+        });
+        for (path, value) in over.as_object().unwrap() {
+            *span.pointer_mut(path).unwrap() = value.clone();
+        }
+        serde_json::from_value(span).unwrap()
+    }
+
+    #[test]
+    fn a_forks_duration_is_that_of_its_steps_and_not_of_the_time_between() {
+        let source = [span("a", 0, 10, json!({})), span("b", 10, 40, json!({}))];
+        let ran = span("b", 9_000, 9_002, json!({"/closing/output/text": "other"}));
+        let fork = [source[0].clone(), Span { fidelity: Fidelity::Reexecuted, ord: 10, ..ran }];
+        let diff = by_lineage(&source, &fork);
+        assert_eq!((diff.a.duration_ns, diff.b.duration_ns), (40, 12));
+        assert_eq!((diff.a.tokens, diff.b.tokens), (14, 14));
+        assert_eq!(diff.first_divergent_span.as_deref(), Some("b"));
+        assert_eq!(diff.spans.len(), 1);
+        assert_eq!(
+            diff.spans[0].text.as_deref(),
+            Some("@@ -1 +1 @@\n-out\n\\ No newline at end of file\n+other\n\\ No newline at end of file\n")
+        );
+    }
+
+    #[test]
+    fn timing_alone_is_no_difference() {
+        let a = [span("a", 0, 10, json!({}))];
+        let b = [span("a", 5, 500, json!({}))];
+        let diff = by_lineage(&a, &b);
+        assert!(diff.spans.is_empty() && diff.first_divergent_span.is_none());
+    }
+
+    #[test]
+    fn a_blocked_span_diverges_and_took_no_time() {
+        let a = [span("a", 0, 10, json!({}))];
+        let b = [span("a", 90, 95, json!({"/closing/status": "Blocked", "/closing/output": null}))];
+        let diff = by_lineage(&a, &b);
+        assert!(diff.spans[0].output_differs);
+        assert_eq!(diff.b.duration_ns, 0);
     }
 }

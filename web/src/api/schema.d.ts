@@ -1302,7 +1302,10 @@ export interface components {
         Totals: {
             /** Format: int64 */
             spans: number;
-            /** Format: int64 */
+            /**
+             * Format: int64
+             * @description Sum of the durations of all steps, nanoseconds; blocked ones took none.
+             */
             duration_ns: number;
             /** Format: int64 */
             tokens: number;
