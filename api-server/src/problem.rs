@@ -72,6 +72,9 @@ impl From<tokio_postgres::Error> for ApiError {
                 | &SqlState::ADMIN_SHUTDOWN
                 | &SqlState::CANNOT_CONNECT_NOW,
             ) => Self::unavailable("the database was busy or restarting; try again"),
+            Some(&SqlState::CHARACTER_NOT_IN_REPERTOIRE | &SqlState::UNTRANSLATABLE_CHARACTER) => {
+                Self::bad_request("NulCharacter", "the request holds a NUL character, which no name or value may have; remove it")
+            }
             None if std::error::Error::source(&error).is_some_and(|cause| !error.is_closed() && !cause.is::<std::io::Error>()) => {
                 // A parameter or a row that does not fit: a fault of ours, not the database's.
                 Self::internal(&format!("{error}: {:?}", std::error::Error::source(&error)))

@@ -36,7 +36,8 @@ pub async fn diff(connection: &Connection, a: &str, b: Option<&str>, output: Out
         let side = |s: Option<&SpanSide>| s.map_or_else(|| "–".to_owned(), describe);
         println!("  {} → {}", side(span.a.as_ref()), side(span.b.as_ref()));
         for blocked in span.b.iter().flat_map(|b| &b.blocked) {
-            println!("  {}: {}", blocked.reason, blocked.message.replace('\n', "\n  "));
+            let lines: Vec<_> = blocked.message.lines().map(text::safe).collect();
+            println!("  {}: {}", blocked.reason, lines.join("\n  "));
         }
         let blocked = span.b.as_ref().is_some_and(|b| !b.blocked.is_empty());
         if let Some(text) = span.text.as_ref().filter(|_| !blocked) {
@@ -52,7 +53,7 @@ pub async fn diff(connection: &Connection, a: &str, b: Option<&str>, output: Out
                 FileChangeKind::Removed => '-',
                 FileChangeKind::Modified => '~',
             };
-            println!("  {sign} {}", file.path);
+            println!("  {sign} {}", text::safe(&file.path));
             if let Some(unified) = &file.unified {
                 text::diff(unified, "    ");
             }

@@ -97,8 +97,21 @@ enum Command {
     },
 }
 
+/// `kubectl replay … | head` closes the pipe: that is an end, and no fault.
+fn end_quietly_with_the_pipe() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = panic.payload().downcast_ref::<String>();
+        if message.is_some_and(|m| m.contains("failed printing to stdout")) {
+            std::process::exit(141);
+        }
+        report(panic);
+    }));
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
+    end_quietly_with_the_pipe();
     let cli = Cli::parse();
     if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
         return ExitCode::FAILURE;

@@ -58,7 +58,7 @@ pub async fn runs(
         .iter()
         .map(|run| {
             let from = run.forked_from.as_ref().map_or_else(|| "–".into(), |f| format!("{} at {}", f.run_name, f.span_name));
-            let length = run.ended.map(|e| e - run.started);
+            let length = run.ended.map(|e| e.saturating_sub(run.started));
             let mut row = vec![
                 run.name.clone(),
                 outcome(run),
@@ -110,7 +110,7 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
     if structured(output, &json!({"run": found, "spans": spans}))? {
         return Ok(());
     }
-    let length = duration(found.ended.map(|e| e - found.started));
+    let length = duration(found.ended.map(|e| e.saturating_sub(found.started)));
     println!(
         "{}  {}  agent {}  {} tokens  {}  {length}",
         found.name,
@@ -142,7 +142,7 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
                 span.kind.to_string(),
                 status(span.status),
                 span.verdict.to_string(),
-                duration(span.ended.map(|e| e - span.started).filter(|_| span.blocked.is_none())),
+                duration(span.ended.map(|e| e.saturating_sub(span.started)).filter(|_| span.blocked.is_none())),
             ];
             if fork {
                 let reason = span.blocked.as_ref().map_or_else(String::new, |b| b.reason.to_string());

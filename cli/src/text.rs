@@ -20,10 +20,17 @@ pub fn structured(output: Output, value: &impl Serialize) -> anyhow::Result<bool
     Ok(true)
 }
 
+/// Text of others for a terminal: control characters and those that turn the direction of writing are shown, not obeyed.
+pub fn safe(text: &str) -> String {
+    let harmless = |c: char| c == '\t' || !(c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'));
+    text.chars().map(|c| if harmless(c) { c.to_string() } else { c.escape_unicode().to_string() }).collect()
+}
+
 /// A table with aligned columns, two blanks apart, like kubectl's.
 pub fn table(header: &[&str], rows: &[Vec<String>]) {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| safe(cell)).collect()).collect();
     let mut widths: Vec<usize> = header.iter().map(|h| h.len()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -39,7 +46,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
         println!("{}", out.trim_end());
     };
     line(header.to_vec());
-    for row in rows {
+    for row in &rows {
         line(row.iter().map(String::as_str).collect());
     }
 }
@@ -109,6 +116,7 @@ pub fn fidelity(fidelity: Fidelity) -> &'static str {
 pub fn diff(text: &str, indent: &str) {
     let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     for line in text.lines() {
+        let line = &safe(line);
         let colour = match line.as_bytes().first() {
             Some(b'+') => "\x1b[32m",
             Some(b'-') => "\x1b[31m",
@@ -139,6 +147,11 @@ mod tests {
         ] {
             assert_eq!(duration(ns), said);
         }
+    }
+
+    #[test]
+    fn nothing_of_others_reaches_the_terminal_as_a_command() {
+        assert_eq!(safe("\u{1b}[31mred\u{7} a\nb \u{202e}x\té"), "\\u{1b}[31mred\\u{7} a\\u{a}b \\u{202e}x\té");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use minijinja::machinery::Token;
 use minijinja::machinery::ast::{CallArg, Expr, Stmt};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Object, ObjectRepr, Value, ValueKind};
@@ -22,6 +23,9 @@ pub const FUEL: u64 = 200_000;
 pub const MAX_RENDERED: usize = 16 << 20;
 /// Bytes that one template may have.
 pub const MAX_TEMPLATE: usize = 1 << 20;
+
+/// Words and signs that one expression may have.
+const MAX_TOKENS: usize = 250;
 
 /// What a hole refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +84,7 @@ pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
     if source.len() > MAX_TEMPLATE {
         return Err(BindingError::at(source, 0, format!("a template has at most {MAX_TEMPLATE} bytes, this one {}", source.len())));
     }
+    check_size(source)?;
     let parsed = minijinja::machinery::parse(source, "binding", syntax()).map_err(|e| BindingError::from_minijinja(source, &e))?;
     let Stmt::Template(template) = parsed else {
         return Err(BindingError::at(source, 0, "not a template"));
@@ -96,6 +101,28 @@ pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
         }
     }
     Ok(found)
+}
+
+/// Counts the tokens of each expression before it is parsed: parser, evaluator and destructor go down one level of the stack for
+/// each operator of a chain, so an expression must be bounded by more than its nesting.
+fn check_size(source: &str) -> Result<(), BindingError> {
+    let mut tokens = 0;
+    for token in minijinja::machinery::tokenize(source, false, syntax()) {
+        let (token, span) = token.map_err(|e| BindingError::from_minijinja(source, &e))?;
+        match token {
+            Token::TemplateData(_) | Token::VariableStart | Token::VariableEnd => tokens = 0,
+            _ => tokens += 1,
+        }
+        if tokens > MAX_TOKENS {
+            let at = span.start_offset as usize;
+            return Err(BindingError::at(
+                source,
+                at,
+                format!("an expression has at most {MAX_TOKENS} words and signs; this one goes on here"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn walk(source: &str, expr: &Expr<'_>, found: &mut BTreeSet<Hole>) -> Result<(), BindingError> {
@@ -390,6 +417,28 @@ mod tests {
         assert!(render("{% for x in tests %}{{ x }}{% endfor %}").unwrap_err().message.contains("statements"));
         assert!(render("{{ spans[tests] }}").unwrap_err().message.contains("in quotes"));
         assert!(render("{{ range(9) }}").unwrap_err().message.contains("functions"));
+    }
+
+    #[test]
+    fn no_expression_is_so_long_that_it_eats_the_stack() {
+        let chains = [
+            format!("{{{{ {}1 }}}}", "-".repeat(60_000)),
+            format!("{{{{ 1{} }}}}", "+1".repeat(60_000)),
+            format!("{{{{ \"a\"{} }}}}", "|trim".repeat(12_000)),
+            format!("{{{{ tests{} }}}}", ".text".repeat(12_000)),
+            format!("{{{{ \"}}}}\"{} }}}}", " ~ \"}}\"".repeat(12_000)),
+            format!("{{{{ {}1{} }}}}", "(".repeat(9_000), ")".repeat(9_000)),
+        ];
+        for chain in &chains {
+            // A worker's stack, which is smaller than a test's own.
+            let error = std::thread::scope(|s| {
+                let small = std::thread::Builder::new().stack_size(1 << 20);
+                small.spawn_scoped(s, || render(chain)).unwrap().join().unwrap().unwrap_err()
+            });
+            assert!(error.message.contains("at most 250"), "{}", error.message);
+        }
+        let long_but_fine = format!("{{{{ 1{} }}}}", "+1".repeat(100));
+        assert_eq!(render(&long_but_fine).unwrap(), "101");
     }
 
     #[test]

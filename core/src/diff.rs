@@ -151,7 +151,7 @@ fn side(span: &Span) -> SpanSide {
         status: span.status(),
         verdict: span.verdict(),
         exit_code: span.output().and_then(|o| o.exit_code),
-        duration_ns: closing.map(|c| c.ended - span.opening.started),
+        duration_ns: closing.map(|c| c.ended.saturating_sub(span.opening.started)),
         tokens: tokens(span),
         cost_usd: closing.and_then(|c| c.cost_usd),
         fidelity: span.fidelity,
@@ -173,7 +173,7 @@ fn totals(spans: &[Span]) -> Totals {
     let steps = spans.iter().filter(|s| !parents.contains(s.id.as_str()) && s.status() != Status::Blocked);
     Totals {
         spans: spans.len() as i64,
-        duration_ns: steps.filter_map(|s| Some(s.closing.as_ref()?.ended - s.opening.started)).sum(),
+        duration_ns: steps.filter_map(|s| Some(s.closing.as_ref()?.ended.saturating_sub(s.opening.started))).sum(),
         tokens: spans.iter().filter_map(tokens).sum(),
         cost_usd: spans.iter().filter_map(|s| s.closing.as_ref()?.cost_usd).sum(),
     }

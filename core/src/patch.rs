@@ -191,6 +191,10 @@ impl Patches {
                     return Err(refuse(format!("CommandOverride names {what}, which was recorded as RecordOnly and is never run again")));
                 }
                 let command = patch.command.clone().unwrap_or_default();
+                let literal = command.cwd.iter().filter(|cwd| !cwd.contains("{{"));
+                for path in literal.chain(command.reads.iter().flatten()).chain(command.writes.iter().flatten()) {
+                    crate::footprint::relative(path, source.root()).map_err(|e| refuse(format!("CommandOverride of {what}: {e}")))?;
+                }
                 if command.env.is_some() && self.env.contains_key(&target) {
                     return Err(same("EnvVarOverride"));
                 }

@@ -270,6 +270,9 @@ impl Planner<'_> {
             (Ok(recorded), Ok(patched)) => (recorded, patched),
             // What it may see is not known; `own_reasons` says why it can't run.
             _ => {
+                if self.patches.names(span) {
+                    reach.differs(Level::Certain, Cause::PatchedInput, &[]);
+                }
                 let state = self.paths.of(&Pattern::all());
                 reach.differs(state.differs.max(state.blocked).min(Level::Maybe), Cause::WorkspaceChanged, &state.triggers);
                 return (reach, None);

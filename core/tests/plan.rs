@@ -222,6 +222,18 @@ fn refusals_name_field_value_and_remedy() {
         ),
         ("lint", json!([{"type": "CommandOverride", "command": {"script": "a", "argv": ["b"]}}]), "spec.patches[0]", vec!["not both"]),
         ("lint", json!([{"type": "EnvVarOverride", "output": {"text": ""}}]), "spec.patches[0]", vec!["`env`"]),
+        (
+            "lint",
+            json!([{"type": "CommandOverride", "command": {"script": "ls", "cwd": "../../etc"}}]),
+            "spec.patches[0]",
+            vec!["../../etc", "`..`"],
+        ),
+        (
+            "lint",
+            json!([{"type": "CommandOverride", "command": {"script": "ls", "reads": ["/etc/"], "writes": []}}]),
+            "spec.patches[0]",
+            vec!["/etc/", "outside"],
+        ),
     ] {
         let error = planned(span, patches.clone()).unwrap_err().to_string();
         assert!(error.starts_with(field), "{error}");

@@ -61,7 +61,7 @@ async fn create_job(ctx: &Context, observed: &Observed, jobs: &Api<Job>) -> Resu
     match jobs.create(&PostParams::default(), &job).await {
         // Whose it is, the next look will tell.
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => {
+        Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
             let message = format!("the cluster refuses the sandbox's Job: {}", status.message);
             let path = format!("/api/v1/forks/{}/close", observed.fork.uid().unwrap_or_default());
             let _: ForkResult =

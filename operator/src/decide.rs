@@ -236,14 +236,16 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     pod.status.iter().flat_map(|s| s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten()))
 }
 
-/// What keeps a pod from running, once patience is over.
-fn pod_trouble(observed: &Observed, pod: &Pod, now: Timestamp) -> Option<Decision> {
+/// A container whose image can't be had or used, once patience is over; a name that is none heals never.
+fn image_trouble(pod: &Pod, now: Timestamp) -> Option<Decision> {
     let age = seconds_since(now, pod.creation_timestamp().map(|t| t.0));
     for status in statuses(pod) {
         let Some(waiting) = status.state.as_ref().and_then(|s| s.waiting.as_ref()) else { continue };
         let message = waiting.message.clone().unwrap_or_default();
         match waiting.reason.as_deref().unwrap_or_default() {
-            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" if age >= PULL_PATIENCE => {
+            reason @ ("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull")
+                if age >= PULL_PATIENCE || reason == "InvalidImageName" =>
+            {
                 let message =
                     format!("image {:?} can't be pulled: {message}; check the name, or set spec.sandbox.imagePullSecrets", status.image);
                 return Some(close(CloseReason::ImagePullFailed, message));
@@ -260,6 +262,15 @@ fn pod_trouble(observed: &Observed, pod: &Pod, now: Timestamp) -> Option<Decisio
             _ => {}
         }
     }
+    None
+}
+
+/// What keeps a pod from running, once patience is over.
+fn pod_trouble(observed: &Observed, pod: &Pod, now: Timestamp) -> Option<Decision> {
+    if let Some(decision) = image_trouble(pod, now) {
+        return Some(decision);
+    }
+    let age = seconds_since(now, pod.creation_timestamp().map(|t| t.0));
     let failed = observed.troubles.iter().rev().find(|t| t.reason == "FailedCreatePodSandBox");
     if let Some(trouble) = failed
         && age >= CREATE_PATIENCE
@@ -292,6 +303,10 @@ fn claimed(observed: &Observed, row: &Fork, now: Timestamp) -> Decision {
     let Some(pod) = pod else {
         return close(CloseReason::Interrupted, format!("the fork's pod is gone{}", job_story(observed)));
     };
+    // The courier may run, and claim, while the executor's image can't be had.
+    if let Some(decision) = image_trouble(pod, now) {
+        return decision;
+    }
     if let Some((reason, message)) = pod_ended(pod) {
         return close(reason, format!("{message}{}", job_story(observed)));
     }

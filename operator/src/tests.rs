@@ -208,6 +208,14 @@ fn a_claimed_fork_ends_with_its_pod() {
     assert_eq!(closes(&decide(&courier, now())).unwrap().0, CloseReason::Interrupted);
     let running = Observed { pod: Some(a_pod(json!({}))), job: job(), ..observed(claimed(json!({}))) };
     assert_eq!(decide(&running, now()).actions, []);
+    let mut nameless = waiting("InvalidImageName");
+    merge(&mut nameless, json!({"metadata": {"creationTimestamp": ago(1)}}));
+    let bad_image = Observed { pod: Some(a_pod(nameless)), job: job(), ..observed(claimed(json!({}))) };
+    assert_eq!(
+        closes(&decide(&bad_image, now())).unwrap().0,
+        CloseReason::ImagePullFailed,
+        "the courier claims while the image can't be had"
+    );
     let slow = Observed { pod: Some(a_pod(json!({}))), job: job(), ..observed(claimed(json!({"claimed_at": ago(900 + 121)}))) };
     assert_eq!(closes(&decide(&slow, now())).unwrap().0, CloseReason::DeadlineExceeded);
 }

@@ -20,7 +20,7 @@ use crate::problem::{ApiError, ApiResult};
 use crate::state::{App, begin};
 use crate::store::blobs::{self, Loaded, Trees};
 use crate::store::runs::{self, Found};
-use crate::store::{snapshots, spans};
+use crate::store::{forks, snapshots, spans};
 use crate::{diffing, planning};
 
 pub fn router() -> axum::Router<App> {
@@ -231,6 +231,9 @@ pub async fn diff(
 pub async fn plan(State(app): State<App>, caller: Caller, Body(request): Body<PlanRequest>) -> ApiResult<Json<PlanAnswer>> {
     let refused = |reason: &'static str, detail: String| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason, detail);
     let namespace = app.allowed(&caller, Right::GetRuns, Some(&request.namespace)).await?;
+    if forks::without_nul(&serde_json::json!(request.spec)).is_some() {
+        return Err(refused("SpecInvalid", forks::NUL.to_owned()));
+    }
     let db = app.db().await?;
     let found = runs::find(&db, &namespace, &request.spec.source.run).await.map_err(|e| match e.reason {
         "RunNotFound" => refused("RunNotFound", format!("spec.source.run: {}", e.detail)),

@@ -91,11 +91,34 @@ fn suffixed(name: &str) -> String {
     format!("{}-{}", stem.trim_end_matches('-'), &random[..5])
 }
 
+/// Characters that an agent's, a model's or a session's name may have, and entries and characters of labels.
+const MAX_TEXT: usize = 253;
+const MAX_LABELS: usize = 64;
+
+fn check(request: &CreateRun) -> ApiResult<()> {
+    let texts = [("agent", Some(&request.agent)), ("model", request.model.as_ref()), ("session", request.session.as_ref())];
+    let labels = request.labels.iter().flat_map(|(k, v)| [("labels", Some(k)), ("labels", Some(v))]);
+    for (field, text) in texts.into_iter().chain(labels) {
+        let Some(text) = text else { continue };
+        if text.chars().count() > MAX_TEXT || text.chars().any(char::is_control) || (field == "agent" && text.is_empty()) {
+            return Err(ApiError::bad_request(
+                "TextInvalid",
+                format!("{field}: has at most {MAX_TEXT} characters, none of them a control character"),
+            ));
+        }
+    }
+    if request.labels.len() > MAX_LABELS {
+        return Err(ApiError::bad_request("TextInvalid", format!("labels: at most {MAX_LABELS}, not {}", request.labels.len())));
+    }
+    Ok(())
+}
+
 /// Creates a run, or finds the one that was created with the same id.
 ///
 /// # Errors
 /// 400 for a name that is no DNS label; 409 for an id of another namespace; 410 for a deleted run.
 pub async fn create(client: &impl GenericClient, ns: i32, request: &CreateRun, now: i64) -> ApiResult<RunCreated> {
+    check(request)?;
     let id = request.id.unwrap_or_else(Uuid::now_v7);
     if let Some(row) = client.query_opt("SELECT ns, name, state FROM runs WHERE id = $1", &[&id]).await? {
         if row.get::<_, i32>(0) != ns {

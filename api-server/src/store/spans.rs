@@ -19,6 +19,13 @@ const MAX_ID: usize = 256;
 /// Characters that a span's name may have.
 const MAX_NAME: usize = 512;
 
+/// Tokens that one span may have.
+const MAX_TOKENS: i64 = 1_000_000_000_000;
+/// US dollars that one span may cost.
+const MAX_COST: f64 = 1e9;
+/// The year 2200, in nanoseconds.
+const MAX_TIME: i64 = 7_258_118_400_000_000_000;
+
 /// Checks what no later reader could live with.
 ///
 /// # Errors
@@ -33,11 +40,25 @@ pub fn check(upload: &SpanUpload) -> ApiResult<()> {
     if upload.opening.is_none() && upload.closing.is_none() {
         return bad("give `opening`, `closing` or both".into());
     }
+    if let Some(closing) = &upload.closing {
+        for (field, tokens) in [("input_tokens", closing.input_tokens), ("output_tokens", closing.output_tokens)] {
+            if tokens.is_some_and(|n| !(0..=MAX_TOKENS).contains(&n)) {
+                return bad(format!("{field}: {} is not between 0 and {MAX_TOKENS}", tokens.unwrap_or_default()));
+            }
+        }
+        if closing.cost_usd.is_some_and(|c| !(0.0..=MAX_COST).contains(&c)) {
+            return bad(format!("cost_usd: {} is not between 0 and {MAX_COST}", closing.cost_usd.unwrap_or_default()));
+        }
+        let begun = upload.opening.as_ref().map_or(1, |o| o.started);
+        if closing.ended < begun || closing.ended > MAX_TIME {
+            return bad(format!("ended: {} is before it started, or no time in nanoseconds since 1970", closing.ended));
+        }
+    }
     if let Some(opening) = &upload.opening {
         if opening.name.is_empty() || opening.name.len() > MAX_NAME || opening.name.contains('\0') {
             return bad(format!("name: has 1 to {MAX_NAME} characters and no NUL"));
         }
-        if opening.started <= 0 {
+        if opening.started <= 0 || opening.started > MAX_TIME {
             // Only a recorder knows when "now" was.
             return bad(format!("started: {} is no time in nanoseconds since 1970", opening.started));
         }
@@ -104,7 +125,7 @@ pub async fn upsert(client: &impl GenericClient, ns: i32, rid: i64, rev: i64, se
         if let Some(closing) = closing {
             let place = payloads.add(closing)?;
             write_closing(client, rid, id, rev, closing, &place).await?;
-            tokens += closing.input_tokens.unwrap_or(0) + closing.output_tokens.unwrap_or(0);
+            tokens = tokens.saturating_add(closing.input_tokens.unwrap_or(0)).saturating_add(closing.output_tokens.unwrap_or(0));
             cost += closing.cost_usd.unwrap_or(0.0);
             written += 1;
         }

@@ -5,7 +5,7 @@ mod register;
 mod steps;
 
 pub use close::{close, resource_gone};
-pub use register::register;
+pub use register::{NUL, register, without_nul};
 pub use steps::{begin, end, reused};
 
 use deadpool_postgres::GenericClient;

@@ -53,12 +53,17 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
         return get(client, uid).await;
     }
     let ns = store::namespace(client, &request.namespace).await?;
+    let nul = without_nul(&request.spec);
+    let stored = nul.as_ref().unwrap_or(&request.spec);
     client
         .execute(
             "INSERT INTO forks (uid, ns, name, spec, spec_digest, deletion_policy) VALUES ($1, $2, $3, $4, $5, $6)",
-            &[&uid, &ns, &request.name, &request.spec, &digest.as_bytes(), &deletion_policy(&request.spec)],
+            &[&uid, &ns, &request.name, stored, &digest.as_bytes(), &deletion_policy(&request.spec)],
         )
         .await?;
+    if nul.is_some() {
+        return refuse(client, uid, CloseReason::SpecInvalid, NUL.to_owned()).await;
+    }
     let planned = match serde_json::from_value::<ForkSpec>(request.spec.clone()) {
         Err(error) => Err(Refusal { reason: CloseReason::SpecInvalid, message: format!("spec: {error}") }),
         Ok(spec) => match runs::find(client, &request.namespace, &spec.source.run).await {
@@ -95,6 +100,15 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
         close(client, uid, reason, &message, now).await?;
     }
     get(client, uid).await
+}
+
+/// What a spec with a NUL character is told: no argument, variable or file name may hold one, and no database keeps it.
+pub const NUL: &str = "spec: it holds a NUL character (\\u0000), which no command, variable or output may have; remove it";
+
+/// The value with every NUL replaced; `None` where it has none.
+pub fn without_nul(value: &Value) -> Option<Value> {
+    let text = value.to_string();
+    text.contains("\\u0000").then(|| serde_json::from_str(&text.replace("\\u0000", "\u{fffd}")).unwrap_or(Value::Null))
 }
 
 /// A fork that has no plan is terminal at once.
