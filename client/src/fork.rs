@@ -97,6 +97,23 @@ pub struct ForkResult {
     pub blocked_spans: Vec<BlockedSpan>,
 }
 
+impl ForkResult {
+    /// A result with nothing counted yet.
+    pub fn new(reason: CloseReason, message: impl Into<String>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+            outcome: None,
+            source_outcome: None,
+            reexecuted: 0,
+            reused: 0,
+            overridden: 0,
+            blocked: 0,
+            blocked_spans: vec![],
+        }
+    }
+}
+
 /// A fork's row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Fork {

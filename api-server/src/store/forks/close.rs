@@ -26,17 +26,7 @@ pub async fn close(client: &impl GenericClient, uid: Uuid, reason: CloseReason, 
     if row.get::<_, &str>(0) == "terminal" {
         return serde_json::from_value(row.get(1)).map_err(|e| ApiError::internal(&e));
     }
-    let mut result = ForkResult {
-        reason,
-        message: message.chars().take(2000).collect(),
-        outcome: None,
-        source_outcome: None,
-        reexecuted: 0,
-        reused: 0,
-        overridden: 0,
-        blocked: 0,
-        blocked_spans: vec![],
-    };
+    let mut result = ForkResult::new(reason, message.chars().take(2000).collect::<String>());
     if let (Some(fork_rid), Some(source_rid)) = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3)) {
         interrupt_open_steps(client, uid, fork_rid, now).await?;
         summarize(client, fork_rid, source_rid, &mut result).await?;

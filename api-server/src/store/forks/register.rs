@@ -113,17 +113,7 @@ pub fn without_nul(value: &Value) -> Option<Value> {
 
 /// A fork that has no plan is terminal at once.
 async fn refuse(client: &impl GenericClient, uid: Uuid, reason: CloseReason, message: String) -> ApiResult<Fork> {
-    let result = ForkResult {
-        reason,
-        message,
-        outcome: None,
-        source_outcome: None,
-        reexecuted: 0,
-        reused: 0,
-        overridden: 0,
-        blocked: 0,
-        blocked_spans: vec![],
-    };
+    let result = ForkResult::new(reason, message);
     make_terminal(client, uid, &result).await?;
     get(client, uid).await
 }
