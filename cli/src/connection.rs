@@ -48,6 +48,12 @@ impl Connection {
         Ok(Self { client: Client::try_from(config)?, namespace, service, token })
     }
 
+    /// The same for another namespace.
+    #[must_use]
+    pub fn within(&self, namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned(), ..self.clone() }
+    }
+
     /// A token for the api-server: the kubeconfig's own, or one of the namespace's `replayfork-user`, for ten minutes.
     ///
     /// # Errors
@@ -60,12 +66,20 @@ impl Connection {
         let spec =
             TokenRequestSpec { audiences: vec![API_AUDIENCE.into()], expiration_seconds: Some(TOKEN_SECONDS), bound_object_ref: None };
         let request = TokenRequest { spec, ..TokenRequest::default() };
-        let answer: TokenRequest = accounts.create_subresource("token", USER_ACCOUNT, &PostParams::default(), &request).await.with_context(|| {
-            format!(
-                "your kubeconfig has no token, and none could be had for the ServiceAccount {USER_ACCOUNT} of namespace {:?}; add {:?} to the chart's value `namespaces`, or ask for `create` on serviceaccounts/token there",
-                self.namespace, self.namespace
-            )
-        })?;
+        let namespace = &self.namespace;
+        let none =
+            format!("your kubeconfig has no token, and none could be had for the ServiceAccount {USER_ACCOUNT} of namespace {namespace:?}");
+        let answer: TokenRequest = match accounts.create_subresource("token", USER_ACCOUNT, &PostParams::default(), &request).await {
+            Ok(answer) => answer,
+            // What the cluster says of these adds nothing.
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                bail!("{none}, which is not there; say another namespace with -n, or add {namespace:?} to the chart's value `namespaces`")
+            }
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                bail!("{none}: you may not; ask for `create` on serviceaccounts/token there, or say another namespace with -n")
+            }
+            Err(error) => return Err(error).context(none),
+        };
         Ok(answer.status.context("the cluster gave no token")?.token)
     }
 

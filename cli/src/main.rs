@@ -2,6 +2,7 @@
 
 mod connection;
 mod diff;
+mod manifest;
 mod plan;
 mod show;
 mod text;
@@ -75,7 +76,7 @@ enum Command {
     },
     /// Plan a fork without creating anything.
     Plan {
-        /// A file with a ReplayFork, or - for standard input.
+        /// A file with ReplayForks, or - for standard input.
         #[arg(short, long)]
         filename: String,
         #[command(flatten)]
@@ -126,24 +127,15 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
-    // A manifest may say the namespace itself.
-    let manifest = match &cli.command {
-        Command::Plan { filename, .. } => Some(plan::read(filename)?),
-        _ => None,
-    };
-    let mut target = cli.target;
-    if target.namespace.is_none() {
-        target.namespace = manifest.as_ref().and_then(|m| m.namespace.clone());
-    }
+    let target = cli.target;
     let connection = Connection::open(&target).await?;
     match cli.command {
         Command::Runs { agent, search, limit, format } => show::runs(&connection, agent, search, limit, format.output).await,
         Command::Show { run, span: None, format } => show::run(&connection, &run, format.output).await,
         Command::Show { run, span: Some(span), format } => show::span(&connection, &run, &span, format.output).await,
-        Command::Plan { format, .. } => match manifest {
-            Some(manifest) => plan::plan(&connection, &manifest, format.output).await,
-            None => Ok(()),
-        },
+        Command::Plan { filename, format } => {
+            plan::plan(&connection, target.namespace.as_deref(), &manifest::read(&filename)?, format.output).await
+        }
         Command::Diff { a, b, format } => diff::diff(&connection, &a, b.as_deref(), format.output).await,
         Command::Ui { port } => ui::serve(connection, port).await,
     }

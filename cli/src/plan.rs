@@ -1,48 +1,58 @@
-//! `plan`: what a fork would do.
+//! `plan`: what forks would do.
 
-use std::io::Read;
-
-use anyhow::{Context, bail};
+use anyhow::bail;
 use replayfork_client::read::PlanAnswer;
-use replayfork_core::plan::{Mark, Plan};
+use replayfork_core::plan::{Mark, Plan, PlannedSpan};
 use serde_json::{Value, json};
 
 use crate::Output;
 use crate::connection::Connection;
+use crate::manifest::{Manifest, admitted};
 use crate::text::{structured, table};
 
-/// A ReplayFork as it stands in a file.
-pub struct Manifest {
-    pub namespace: Option<String>,
-    spec: Value,
-}
-
+/// Plans each of the forks, and says of each which it is where there are several. `named` is the namespace that the user gave.
+///
 /// # Errors
-/// The file can't be read, or holds no ReplayFork.
-pub fn read(filename: &str) -> anyhow::Result<Manifest> {
-    let text = if filename == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text)?;
-        text
-    } else {
-        std::fs::read_to_string(filename).with_context(|| format!("can't read {filename}"))?
-    };
-    let manifest: Value = serde_yaml_ng::from_str(&text).with_context(|| format!("{filename} is no YAML"))?;
-    if manifest["kind"] != "ReplayFork" {
-        bail!("{filename}: kind is {}, not ReplayFork", manifest["kind"]);
-    }
-    let namespace = manifest["metadata"]["namespace"].as_str().map(str::to_owned);
-    Ok(Manifest { namespace, spec: manifest["spec"].clone() })
-}
-
-/// # Errors
-/// What the api-server says.
-pub async fn plan(connection: &Connection, manifest: &Manifest, output: Output) -> anyhow::Result<()> {
-    let request = json!({"namespace": connection.namespace, "spec": manifest.spec});
-    let answer: PlanAnswer = connection.post("/api/v1/plans", &request).await?;
-    if structured(output, &answer)? {
+/// What `kubectl apply` would be told, or what the api-server says; with several, after all have been planned.
+pub async fn plan(connection: &Connection, named: Option<&str>, manifests: &[Manifest], output: Output) -> anyhow::Result<()> {
+    if let [only] = manifests {
+        let answer = ask(connection, named, only).await?;
+        if !structured(output, &answer)? {
+            show(&answer, output);
+        }
         return Ok(());
     }
+    let (mut plans, mut refused) = (Vec::new(), 0);
+    for manifest in manifests {
+        match ask(connection, named, manifest).await {
+            Ok(answer) => plans.push((manifest, answer)),
+            Err(error) => {
+                eprintln!("error: replayfork/{}: {error:#}", manifest.name);
+                refused += 1;
+            }
+        }
+    }
+    let all: Vec<Value> = plans.iter().map(|(manifest, answer)| json!({"fork": manifest.name, "plan": answer})).collect();
+    if !structured(output, &json!({"plans": all}))? {
+        for (i, (manifest, answer)) in plans.iter().enumerate() {
+            println!("{}replayfork/{}", if i > 0 { "\n" } else { "" }, manifest.name);
+            show(answer, output);
+        }
+    }
+    if refused > 0 {
+        bail!("{refused} of {} forks can't be planned", manifests.len());
+    }
+    Ok(())
+}
+
+async fn ask(connection: &Connection, named: Option<&str>, manifest: &Manifest) -> anyhow::Result<PlanAnswer> {
+    let own = manifest.namespace.as_deref().filter(|_| named.is_none());
+    let connection = &connection.within(own.unwrap_or(&connection.namespace));
+    admitted(&connection.client, manifest, &connection.namespace).await?;
+    connection.post("/api/v1/plans", &json!({"namespace": connection.namespace, "spec": manifest.spec()})).await
+}
+
+fn show(answer: &PlanAnswer, output: Output) {
     let plan = &answer.plan;
     let c = plan.counts;
     println!(
@@ -62,7 +72,7 @@ pub async fn plan(connection: &Connection, manifest: &Manifest, output: Output) 
         println!("Nothing can run: no pod is started, and the fork ends as Blocked.");
     }
     if plan.spans.is_empty() {
-        return Ok(());
+        return;
     }
     println!();
     let rows: Vec<Vec<String>> = plan
@@ -78,8 +88,7 @@ pub async fn plan(connection: &Connection, manifest: &Manifest, output: Output) 
                 Some(Mark::MayRunOrBeBlocked) => "may run or be blocked",
             };
             let causes: Vec<_> = span.causes.iter().map(|c| format!("{c:?}")).collect();
-            let blocked: Vec<_> = span.blocked.iter().map(|b| b.reason.to_string()).collect();
-            let mut row = vec![span.name.clone(), span.kind.to_string(), what.to_owned(), causes.join(", "), blocked.join(", ")];
+            let mut row = vec![span.name.clone(), span.kind.to_string(), what.to_owned(), causes.join(", "), blocked(span)];
             if output == Output::Wide {
                 row.extend([span.id.clone(), span.triggers.join(", ")]);
             }
@@ -91,35 +100,14 @@ pub async fn plan(connection: &Connection, manifest: &Manifest, output: Output) 
         header.extend(["ID", "THROUGH"]);
     }
     table(&header, &rows);
-    Ok(())
+}
+
+/// Reasons with what they are about; of a message that shows a place in a text, the line that says what is wrong.
+fn blocked(span: &PlannedSpan) -> String {
+    let reasons: Vec<_> = span.blocked.iter().map(|b| format!("{}: {}", b.reason, b.message.lines().next().unwrap_or_default())).collect();
+    reasons.join("; ")
 }
 
 fn fork_span(plan: &Plan) -> &str {
     plan.spans.iter().find(|s| s.id == plan.fork_span).map_or(&plan.fork_span, |s| &s.name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_manifest_gives_spec_and_namespace_and_anything_else_is_refused_by_name() {
-        let folder = std::env::temp_dir().join(format!("replayfork-plan-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let file = |name: &str, text: &str| {
-            let path = folder.join(name);
-            std::fs::write(&path, text).unwrap();
-            path.to_string_lossy().into_owned()
-        };
-        let good = file("good.yaml", "kind: ReplayFork\nmetadata: {name: x, namespace: agents}\nspec: {source: {run: r, span: s}}\n");
-        let manifest = read(&good).unwrap();
-        assert_eq!(manifest.namespace.as_deref(), Some("agents"));
-        assert_eq!(manifest.spec["source"]["run"], "r");
-        let pod = file("pod.yaml", "kind: Pod\n");
-        for (path, says) in [(pod.as_str(), "not ReplayFork"), ("/nowhere.yaml", "can't read /nowhere.yaml")] {
-            let error = read(path).err().map(|e| e.to_string()).unwrap_or_default();
-            assert!(error.contains(says), "{error}");
-        }
-        std::fs::remove_dir_all(folder).unwrap();
-    }
 }

@@ -11,6 +11,11 @@ use std::collections::BTreeMap;
 
 use crate::status::ReplayForkStatus;
 
+/// An image reference, as distribution/reference has it: host and port, path, tag, digest.
+const IMAGE: &str = r"^((\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:[0-9]+)?/)?[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[A-Za-z][A-Za-z0-9]*([+._-][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,})?$";
+/// A quantity that is not negative, as apimachinery reads it.
+const QUANTITY: &str = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$";
+
 /// A fork of a recorded run: this run, from this span on, with these patches.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -74,7 +79,7 @@ pub struct ReplayForkSpec {
 pub struct SandboxSpec {
     /// Default: the image that the run recorded, else the chart's. Another image than the recorded one changes every input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = IMAGE))]
     pub image: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
@@ -146,14 +151,21 @@ pub struct ResourceAmounts {
 }
 
 fn quantity(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": true, "maxLength": 32, "description": "A quantity, e.g. 500m or 1Gi"})
+    json_schema!({"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": true, "maxLength": 32, "pattern": QUANTITY, "description": "A quantity, e.g. 500m or 1Gi"})
 }
 
 /// A range of addresses, and the ports there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EgressRule {
     /// At least /16 (IPv4) or /32 (IPv6); never the cluster's services or its API.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(
+        length(min = 1, max = 64),
+        extend("x-kubernetes-validations" = [
+            {"rule": "isCIDR(self)", "message": "it is no CIDR, like 203.0.113.0/24"},
+            {"rule": "!isCIDR(self) || cidr(self).prefixLength() >= (cidr(self).ip().family() == 4 ? 16 : 32)",
+             "message": "it is too wide; at least /16 is needed for IPv4, /32 for IPv6"},
+        ])
+    )]
     pub cidr: String,
     #[schemars(length(min = 1, max = 16))]
     pub ports: Vec<PortRule>,
