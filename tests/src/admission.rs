@@ -3,7 +3,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -18,6 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 
+use crate::certificate::Certificate;
 use crate::place::Place;
 use crate::until;
 
@@ -184,15 +184,10 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, hold: &Sender<Request>, o
     Ok(stream.flush()?)
 }
 
-/// A certificate for 127.0.0.1 that is its own authority.
-fn certificate() -> Result<(Arc<ServerConfig>, Vec<u8>)> {
-    let folder = tempfile::tempdir()?;
-    let (key, certificate) = (folder.path().join("key"), folder.path().join("certificate"));
-    let mut openssl = Command::new("openssl");
-    openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=gate"]);
-    openssl.args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout"]).arg(&key).arg("-out").arg(&certificate);
-    run(&mut openssl)?;
-    let chain = vec![CertificateDer::from_pem_file(&certificate)?];
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, PrivateKeyDer::from_pem_file(&key)?)?;
-    Ok((Arc::new(config), std::fs::read(&certificate)?))
+/// What the API server is to trust, and what it meets.
+fn certificate() -> Result<(Arc<ServerConfig>, String)> {
+    let Certificate { certificate, key } = Certificate::for_server("IP:127.0.0.1")?;
+    let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes())?];
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes())?;
+    Ok((Arc::new(ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?), certificate))
 }

@@ -2,6 +2,7 @@
 //! Nothing here decides whether the product is right; that is what scenarios are for.
 
 pub mod admission;
+pub mod certificate;
 pub mod fork;
 pub mod place;
 pub mod world;

@@ -32,6 +32,8 @@ pub struct World {
     pub client: Client,
     pub project: PathBuf,
     pub images: Vec<Built>,
+    /// How the chart was installed.
+    pub install: Install,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -65,7 +67,15 @@ impl World {
             let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
             anyhow::Ok(Client::try_from(config)?)
         })?;
-        Ok(Self { cluster, kube, client, project, images, runtime })
+        Ok(Self { cluster, kube, client, project, images, install, runtime })
+    }
+
+    /// Installs the chart in another way.
+    ///
+    /// # Errors
+    /// It does not become ready.
+    pub fn reinstall(&self, install: &Install) -> Result<()> {
+        install.run(&self.kube, &self.project)
     }
 
     /// Waits for an answer of the Kubernetes API.

@@ -24,6 +24,8 @@ pub struct Install {
     pub registry: String,
     pub tag: String,
     pub database_url: String,
+    /// Who vouches for the database (PEM), if its URL says `sslmode=require`.
+    pub database_ca: Option<String>,
     /// Namespaces to set up for recording; made if they don't exist.
     pub namespaces: Vec<String>,
     /// How long the rollout may take.
@@ -39,6 +41,7 @@ impl Install {
             registry: REGISTRY.to_owned(),
             tag: TAG.to_owned(),
             database_url,
+            database_ca: None,
             namespaces: namespaces.iter().copied().map(String::from).collect(),
             rollout: ROLLOUT,
             values: json!({}),
@@ -50,12 +53,15 @@ impl Install {
         for namespace in self.namespaces.iter().map(String::as_str).chain([NAMESPACE]) {
             kube.restricted_namespace(namespace)?;
         }
-        let secret = json!({
+        let mut secret = json!({
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": "replayfork-database", "namespace": NAMESPACE},
             "stringData": {"url": self.database_url},
         });
+        if let Some(ca) = &self.database_ca {
+            secret["stringData"]["ca.crt"] = json!(ca);
+        }
         kube.apply(&secret.to_string())?;
 
         let mut values = json!({

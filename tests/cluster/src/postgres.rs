@@ -2,6 +2,7 @@
 //! managed one. Inside the cluster's network, since the cluster's pods reach nothing else.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -13,6 +14,10 @@ use crate::spec::{Database, Spec};
 
 /// Folder of the server's Unix socket, in the cluster's private /run; there `postgres` is superuser by its uid.
 const SOCKETS: &str = "/run/postgresql";
+
+/// Files in the server's data folder; the certificate is the node's own, by the cluster's authority.
+const CERTIFICATE: &str = "crt";
+const KEY: &str = "key";
 
 /// The database, and the user who owns it.
 const NAME: &str = "replayfork";
@@ -56,6 +61,12 @@ pub(crate) fn prepare(spec: &Spec, database: &Database) -> Result<()> {
         addresses.node_cidr()
     );
     fs::write(data.join("pg_hba.conf"), access)?;
+    // Beside plain connections it takes encrypted ones; Postgres wants a key that is its own.
+    for file in [CERTIFICATE, KEY] {
+        fs::copy(spec.pki().join(format!("apiserver.{file}")), data.join(file))?;
+        run(Command::new("chown").arg("postgres:postgres").arg(data.join(file)))?;
+    }
+    fs::set_permissions(data.join(KEY), fs::Permissions::from_mode(0o600))?;
     Ok(())
 }
 
@@ -68,6 +79,9 @@ pub(crate) fn server(spec: &Spec) -> Result<Command> {
         format!("listen_addresses={}", spec.addresses().node_ip()),
         format!("unix_socket_directories={SOCKETS}"),
         "max_connections=200".to_owned(),
+        "ssl=on".to_owned(),
+        format!("ssl_cert_file={CERTIFICATE}"),
+        format!("ssl_key_file={KEY}"),
         // A killed server still recovers (the kernel keeps what was written); only a power cut would lose data.
         "fsync=off".to_owned(),
     ] {
