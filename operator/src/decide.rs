@@ -16,6 +16,8 @@ const PULL_PATIENCE: i64 = 120;
 const CREATE_PATIENCE: i64 = 30;
 /// Seconds that a courier has to stop by itself.
 const STOP_PATIENCE: i64 = 60;
+/// Seconds that the rest of a pod has to end after its courier.
+const END_PATIENCE: i64 = 10;
 /// Seconds by which the operator is behind the courier in ending a fork that takes too long.
 const DEADLINE_SLACK: i64 = 120;
 const DEFAULT_TTL: i64 = 86_400;
@@ -307,7 +309,7 @@ fn claimed(observed: &Observed, row: &Fork, now: Timestamp) -> Decision {
     if let Some(decision) = image_trouble(pod, now) {
         return decision;
     }
-    if let Some((reason, message)) = pod_ended(pod) {
+    if let Some((reason, message)) = pod_ended(pod, now) {
         return close(reason, format!("{message}{}", job_story(observed)));
     }
     let leaving = seconds_since(now, pod.metadata.deletion_timestamp.as_ref().map(|t| t.0));
@@ -322,25 +324,43 @@ fn claimed(observed: &Observed, row: &Fork, now: Timestamp) -> Decision {
 }
 
 /// How the pod of a claimed fork ended without a result: the courier says so itself where it can.
-fn pod_ended(pod: &Pod) -> Option<(CloseReason, String)> {
+fn pod_ended(pod: &Pod, now: Timestamp) -> Option<(CloseReason, String)> {
     let terminated = |name: &str| statuses(pod).find(|s| s.name == name).and_then(|s| s.state.as_ref()?.terminated.clone());
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or_default();
+    if phase == "Failed"
+        && let Some(full) = full_volume(pod)
+    {
+        return Some((CloseReason::WorkspaceFull, full));
+    }
     if terminated("executor").is_some_and(|t| t.reason.as_deref() == Some("OOMKilled")) && terminated("courier").is_some() {
         return Some((
             CloseReason::OOMKilled,
             "the executor's container was killed for memory; raise spec.sandbox.resources.limits.memory".into(),
         ));
     }
+    let ended = phase == "Failed" || phase == "Succeeded";
     if let Some(courier) = terminated("courier") {
+        // kubelet says why it ended a pod only when all of it has ended.
+        if !ended && seconds_since(now, courier.finished_at.map(|t| t.0)) < END_PATIENCE {
+            return None;
+        }
         let why = courier.reason.unwrap_or_default();
         return Some((CloseReason::Interrupted, format!("the courier ended with {} ({why}) and left no result", courier.exit_code)));
     }
-    if phase == "Failed" || phase == "Succeeded" {
+    if ended {
         let status = pod.status.as_ref();
         let why = status.and_then(|s| s.message.clone().or_else(|| s.reason.clone())).unwrap_or_default();
         return Some((CloseReason::Interrupted, format!("the fork's pod ended without a result: {why}")));
     }
     None
+}
+
+/// That kubelet evicted the pod because a volume outgrew its limit: faster than the courier could look.
+fn full_volume(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref().filter(|s| s.reason.as_deref() == Some("Evicted"))?;
+    let said = status.message.as_deref()?;
+    // kubelet's own words (pkg/kubelet/eviction/helpers.go), which name volume and limit.
+    said.contains("Usage of EmptyDir volume").then(|| format!("{}; raise spec.sandbox.scratchSize", said.trim_end_matches([' ', '.'])))
 }
 
 /// What the Job says of its end, for a message.

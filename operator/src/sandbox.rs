@@ -30,6 +30,7 @@ const BIN: &str = "/replayfork/bin";
 const CONTROL: &str = "/replayfork/control";
 const VOLUME: &str = "/replayfork/volume";
 const COURIER_SCRATCH: &str = "/replayfork/scratch";
+const COURIER_TMP: &str = "/replayfork/tmp";
 const TOKEN: &str = "/var/run/secrets/replayfork";
 
 /// Name of Job, pod prefix and policy: the first 40 characters of the fork's name and ten hex digits of its uid's hash.
@@ -189,7 +190,8 @@ pub fn job(
             {"name": "REPLAYFORK_WORKSPACE", "value": root},
             {"name": "REPLAYFORK_CONTROL_DIR", "value": CONTROL},
             {"name": "REPLAYFORK_SCRATCH_DIR", "value": COURIER_SCRATCH},
-            {"name": "REPLAYFORK_WORKSPACE_LIMIT", "value": (bytes_of(size).unwrap_or(2 << 30) / 10 * 9).to_string()},
+            {"name": "REPLAYFORK_TMP_DIR", "value": COURIER_TMP},
+            {"name": "REPLAYFORK_VOLUME_LIMIT", "value": size},
             {"name": "REPLAYFORK_NETWORK_ISOLATION", "value": isolation},
         ],
         "securityContext": container_security,
@@ -198,6 +200,8 @@ pub fn job(
             workspace_mount,
             {"name": "control", "mountPath": CONTROL},
             {"name": "scratch", "mountPath": COURIER_SCRATCH},
+            // To measure it: a step can fill it.
+            {"name": "tmp", "mountPath": COURIER_TMP, "readOnly": true},
             {"name": "token", "mountPath": TOKEN, "readOnly": true},
         ],
     });
@@ -296,25 +300,6 @@ fn resources(sandbox: &SandboxSpec) -> Value {
         "requests": {"cpu": or(requests.cpu, "100m"), "memory": or(requests.memory, "128Mi")},
         "limits": {"cpu": or(limits.cpu, "1"), "memory": or(limits.memory, "1Gi")},
     })
-}
-
-/// Bytes of a quantity with a plain or a binary suffix.
-fn bytes_of(quantity: &str) -> Option<u64> {
-    let digits = quantity.find(|c: char| !c.is_ascii_digit()).unwrap_or(quantity.len());
-    let (number, suffix) = quantity.split_at(digits);
-    let unit = match suffix {
-        "" => 1,
-        "k" => 1000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 /// An egress rule that would open what no sandbox may reach. The words are the user's.

@@ -9,6 +9,7 @@ mod executor;
 mod init;
 mod policy;
 mod steps;
+mod volumes;
 mod workspace;
 
 use std::net::SocketAddr;
@@ -28,6 +29,7 @@ use uuid::Uuid;
 use crate::api::Api;
 use crate::executor::Executor;
 use crate::steps::{Finish, Stop};
+use crate::volumes::{Limit, Volumes};
 use crate::workspace::ForkWorkspace;
 
 #[derive(Parser)]
@@ -74,9 +76,12 @@ struct Run {
     control_dir: PathBuf,
     #[arg(long, env = "REPLAYFORK_SCRATCH_DIR")]
     scratch_dir: PathBuf,
-    /// Bytes that the workspace may have.
-    #[arg(long, env = "REPLAYFORK_WORKSPACE_LIMIT")]
-    workspace_limit: u64,
+    /// Where the volume is mounted that the executor has at /tmp.
+    #[arg(long, env = "REPLAYFORK_TMP_DIR")]
+    tmp_dir: PathBuf,
+    /// What each of the volumes may hold.
+    #[arg(long, env = "REPLAYFORK_VOLUME_LIMIT")]
+    volume_limit: Limit,
     #[arg(long, env = "REPLAYFORK_NETWORK_ISOLATION", value_enum, default_value = "Enforced")]
     isolation: Isolation,
     /// The Kubernetes API's service, which no sandbox may reach.
@@ -122,15 +127,18 @@ async fn carry_out(args: Run) -> anyhow::Result<()> {
         args.fork,
     )?;
     api.claim().await.context("the fork can't be claimed")?;
+    tracing::info!(fork = %args.fork, "claimed");
     let (stop, stopped) = watch::channel(None);
     let terminating = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    tokio::spawn(watch_for_stop(api.clone(), terminating, stop.clone()));
+    let volumes = Volumes::new(&args.workspace, &args.tmp_dir, &args.scratch_dir, args.volume_limit);
+    tokio::spawn(watch_for_stop(api.clone(), terminating, volumes.clone(), stop.clone()));
+    tokio::spawn(volumes.watch(stop.clone()));
     let finish = match attempt(&args, &api, &stop, stopped).await {
         Ok(finish) => finish,
-        Err(error) => Finish { reason: CloseReason::SandboxFailed, message: format!("{error:#}"), executor: None },
+        Err(error) => Finish::new(CloseReason::SandboxFailed, format!("{error:#}"), None),
     };
     tracing::info!(reason = %finish.reason, "closing: {}", finish.message);
-    let result = api.close(&CloseFork { reason: finish.reason, message: finish.message }).await?;
+    let result = api.close(&CloseFork { reason: finish.reason, message: finish.message, unreached_from: finish.unreached_from }).await?;
     // Only now that the result stands may the executor end well.
     if let Some(mut executor) = finish.executor {
         executor.done();
@@ -153,7 +161,7 @@ async fn attempt(
             "the sandbox's plan {} is not the pinned one {}: api-server and sandbox image are of different versions",
             replay.plan.digest, bundle.plan_digest
         );
-        return Ok(Finish { reason: CloseReason::PlanMismatch, message, executor: None });
+        return Ok(Finish::new(CloseReason::PlanMismatch, message, None));
     }
     let fork_span = source.index(&replay.plan.fork_span).context("the fork span is not in the bundle")?;
     let started = std::time::Instant::now();
@@ -174,7 +182,7 @@ async fn attempt(
     if let Err(why) = isolated {
         if args.isolation == Isolation::Enforced {
             let message = format!("{why}; install a network policy engine, or set spec.sandbox.networkIsolation: BestEffort");
-            return Ok(Finish { reason: CloseReason::NetworkNotIsolated, message, executor: None });
+            return Ok(Finish::new(CloseReason::NetworkNotIsolated, message, None));
         }
         tracing::warn!("{why}; going on, since networkIsolation is BestEffort");
     }
@@ -182,14 +190,14 @@ async fn attempt(
         executor = Executor::let_go(&args.control_dir) => executor?,
         finish = steps::stopped_before_start(stopped.clone()) => return Ok(finish),
     };
+    tracing::info!("the executor is let go");
     let deadline = Duration::from_secs(bundle.deadline_seconds.max(1) as u64);
     tokio::spawn(watch_deadline(deadline, stop.clone()));
-    tokio::spawn(watch_size(args.workspace.clone(), args.workspace_limit, stop.clone()));
     steps::run(api, &source, replay, workspace, executor, stopped, &args.workspace).await
 }
 
 /// Cancel, the fork's end from elsewhere, and the pod's own end.
-async fn watch_for_stop(api: Api, mut terminating: tokio::signal::unix::Signal, stop: watch::Sender<Option<Stop>>) {
+async fn watch_for_stop(api: Api, mut terminating: tokio::signal::unix::Signal, volumes: Volumes, stop: watch::Sender<Option<Stop>>) {
     let asked = async {
         loop {
             match api.wait().await {
@@ -200,28 +208,15 @@ async fn watch_for_stop(api: Api, mut terminating: tokio::signal::unix::Signal, 
             }
         }
     };
-    let why = tokio::select! { why = asked => why, _ = terminating.recv() => Stop::Interrupted };
-    stop.send_if_modified(|current| {
-        let first = current.is_none();
-        current.get_or_insert(why);
-        first
-    });
+    let why = tokio::select! {
+        why = asked => why,
+        // An eviction for a full volume looks like any other end from here.
+        _ = terminating.recv() => volumes.full_at_the_end().await.map_or(Stop::Interrupted, Stop::Full),
+    };
+    why.tell(&stop);
 }
 
 async fn watch_deadline(deadline: Duration, stop: watch::Sender<Option<Stop>>) {
     tokio::time::sleep(deadline).await;
-    stop.send_if_modified(|current| current.replace(current.unwrap_or(Stop::DeadlineExceeded)).is_none());
-}
-
-/// A volume's limit ends in an eviction, late and without grace; so the courier looks first.
-async fn watch_size(workspace: PathBuf, limit: u64, stop: watch::Sender<Option<Stop>>) {
-    loop {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        let root = workspace.clone();
-        let size = tokio::task::spawn_blocking(move || workspace::disk_usage(&root)).await.unwrap_or(0);
-        if size > limit {
-            stop.send_if_modified(|current| current.replace(current.unwrap_or(Stop::WorkspaceFull)).is_none());
-            return;
-        }
-    }
+    Stop::DeadlineExceeded.tell(&stop);
 }

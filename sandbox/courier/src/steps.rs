@@ -9,12 +9,13 @@ use replayfork_core::contract::{Action, executed};
 use replayfork_core::model::{Closing, Executor as Recorded, Fidelity, Opening, Output, Span, Status, Verdict};
 use replayfork_core::replay::{Execution, Replay, Step};
 use replayfork_core::source::Source;
-use replayfork_protocol::{Ended, Run, ToExecutor};
+use replayfork_protocol::{Denied, Ended, Run, SCRATCH, ToExecutor};
 use replayfork_snapshot::{read_file, write_file};
 use tokio::sync::watch;
 
 use crate::api::Api;
 use crate::executor::Executor;
+use crate::volumes::Full;
 use crate::workspace::ForkWorkspace;
 
 /// Bytes of a file that a FileRead gives.
@@ -28,7 +29,8 @@ const SIGTERM_APART: Duration = Duration::from_secs(2);
 pub enum Stop {
     Canceled,
     DeadlineExceeded,
-    WorkspaceFull,
+    /// A volume is about to outgrow its limit.
+    Full(Full),
     /// The pod is going away.
     Interrupted,
     /// Somebody else has ended the fork.
@@ -36,13 +38,24 @@ pub enum Stop {
 }
 
 impl Stop {
-    fn close(self) -> (CloseReason, &'static str) {
+    /// Stops the fork for this reason, unless it has been for another one.
+    pub fn tell(self, stop: &watch::Sender<Option<Stop>>) {
+        stop.send_if_modified(|current| {
+            let first = current.is_none();
+            current.get_or_insert(self);
+            first
+        });
+    }
+
+    fn close(self) -> (CloseReason, String) {
         match self {
-            Stop::Canceled => (CloseReason::Canceled, "canceled as asked"),
-            Stop::DeadlineExceeded => (CloseReason::DeadlineExceeded, "spec.sandbox.deadlineSeconds is over; what was done is kept"),
-            Stop::WorkspaceFull => (CloseReason::WorkspaceFull, "the workspace grew past its limit; raise spec.sandbox.workspaceSize"),
-            Stop::Interrupted => (CloseReason::Interrupted, "the pod was told to end (a drain, an eviction, or its Job was deleted)"),
-            Stop::Ended => (CloseReason::Interrupted, "the fork was ended elsewhere"),
+            Stop::Canceled => (CloseReason::Canceled, "canceled as asked".into()),
+            Stop::DeadlineExceeded => (CloseReason::DeadlineExceeded, "spec.sandbox.deadlineSeconds is over; what was done is kept".into()),
+            Stop::Full(full) => (CloseReason::WorkspaceFull, full.to_string()),
+            Stop::Interrupted => {
+                (CloseReason::Interrupted, "the pod was told to end (a drain, an eviction, or its Job was deleted)".into())
+            }
+            Stop::Ended => (CloseReason::Interrupted, "the fork was ended elsewhere".into()),
         }
     }
 }
@@ -52,12 +65,22 @@ pub struct Finish {
     pub reason: CloseReason,
     pub message: String,
     pub executor: Option<Executor>,
+    /// The first span that was not decided about, where no row says so.
+    pub unreached_from: Option<String>,
 }
 
 impl Finish {
+    pub fn new(reason: CloseReason, message: impl Into<String>, executor: Option<Executor>) -> Self {
+        Self { reason, message: message.into(), executor, unreached_from: None }
+    }
+
     fn stopped(stop: Stop, executor: Option<Executor>) -> Self {
         let (reason, message) = stop.close();
-        Self { reason, message: message.to_owned(), executor }
+        Self::new(reason, message, executor)
+    }
+
+    fn before(self, span: &Span) -> Self {
+        Self { unreached_from: Some(span.id.clone()), ..self }
     }
 }
 
@@ -92,10 +115,10 @@ pub async fn run(
 ) -> anyhow::Result<Finish> {
     let mut previous: Option<&Span> = None;
     for index in replay.units() {
-        if let Some(stop) = *stopped.borrow() {
-            return Ok(Finish::stopped(stop, Some(executor)));
-        }
         let span = &source.spans[index];
+        if let Some(stop) = *stopped.borrow() {
+            return Ok(Finish::stopped(stop, Some(executor)).before(span));
+        }
         if let (Some(after), Some(before)) = (previous.and_then(|p| p.snapshot_after), span.snapshot_before) {
             workspace.apply(&after, &before).await?;
             replay.gap_applied(index);
@@ -146,31 +169,30 @@ pub async fn run(
                             "span {:?} changed {path:?}, which is outside of the writes it declares; declare it, or declare nothing",
                             span.opening.name
                         );
-                        return Ok(Finish { reason: CloseReason::UndeclaredWrite, message, executor: Some(executor) });
+                        return Ok(Finish::new(CloseReason::UndeclaredWrite, message, Some(executor)));
                     }
                     Done::Stopped(stop) => return Ok(Finish::stopped(stop, Some(executor))),
+                    Done::ImageNotUsable(message) => {
+                        return Ok(Finish::new(CloseReason::ImageNotUsable, message, Some(executor)));
+                    }
                     Done::ExecutorGone => {
                         let message = format!(
                             "the executor's container ended while span {:?} ran; raise spec.sandbox.resources.limits.memory",
                             span.opening.name
                         );
-                        return Ok(Finish { reason: CloseReason::OOMKilled, message, executor: None });
+                        return Ok(Finish::new(CloseReason::OOMKilled, message, None));
                     }
                 }
             }
             Step::Inconsistent { message, .. } => {
-                return Ok(Finish { reason: CloseReason::WorkspaceInconsistent, message, executor: Some(executor) });
+                return Ok(Finish::new(CloseReason::WorkspaceInconsistent, message, Some(executor)).before(span));
             }
         }
         if span.snapshot_after.is_some() {
             previous = Some(span);
         }
     }
-    Ok(Finish {
-        reason: CloseReason::Succeeded,
-        message: "every span of the plan was executed, reused, overridden or blocked as planned".into(),
-        executor: Some(executor),
-    })
+    Ok(Finish::new(CloseReason::Succeeded, "every span of the plan was executed, reused, overridden or blocked as planned", Some(executor)))
 }
 
 /// The span's recorded changes happen; a recorded write happens whatever was there.
@@ -208,6 +230,7 @@ async fn report_reused(
 enum Done {
     Ended { status: Status, output: Option<Output>, undeclared: Option<String> },
     Stopped(Stop),
+    ImageNotUsable(String),
     ExecutorGone,
 }
 
@@ -223,6 +246,8 @@ async fn execute(
     let before = workspace.now;
     let opening = executed(&span.opening, &execution.rendered, now());
     api.begin(&span.id, &BeginSpan { opening: opening.clone(), input_digest: execution.input_digest }).await?;
+    tracing::info!(span = span.id, "begun");
+    let mut unusable = None;
     let (mut closing, stop) = match &execution.action {
         Action::Run(command) => {
             let command = Run {
@@ -233,7 +258,10 @@ async fn execute(
                 timeout_ms: command.timeout_ms,
             };
             match run_command(executor, command, stopped).await {
-                Ok((ended, stop)) => (command_result(ended, stop), stop),
+                Ok((ended, stop)) => {
+                    unusable = ended.denied.as_ref().and_then(|denied| image_unusable(denied, root));
+                    (command_result(ended, stop), stop)
+                }
                 Err(_) => {
                     // SIGTERM reaches both containers, one a little before the other; the courier's own says which end it is.
                     let told = tokio::time::timeout(SIGTERM_APART, stopped.wait_for(Option::is_some)).await;
@@ -262,9 +290,22 @@ async fn execute(
         input_digest: Some(execution.input_digest),
     };
     api.end(&span.id, &end).await?;
-    Ok(match stop {
-        Some(stop) => Done::Stopped(stop),
-        None => Done::Ended { status, output, undeclared },
+    Ok(match (stop, unusable) {
+        (Some(stop), _) => Done::Stopped(stop),
+        (None, Some(message)) => Done::ImageNotUsable(message),
+        (None, None) => Done::Ended { status, output, undeclared },
+    })
+}
+
+/// What to say of a refusal that lies in the image; what a run has in its own folders may be refused in any image.
+fn image_unusable(denied: &Denied, root: &Path) -> Option<String> {
+    let path = Path::new(&denied.path);
+    let ours = path.starts_with(root) || path.starts_with(SCRATCH);
+    (!ours).then(|| {
+        format!(
+            "the image can't be used as uid {}: it may not enter or execute {:?}; set spec.sandbox.runAsUser or spec.sandbox.image",
+            denied.uid, denied.path
+        )
     })
 }
 
@@ -287,6 +328,9 @@ fn command_result(ended: Ended, stop: Option<Stop>) -> Closing {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\0', "\u{fffd}");
     let (stdout, stderr) = (text(ended.stdout), text(ended.stderr));
     let mut notes = Vec::new();
+    if let Some(home) = ended.home_unusable {
+        notes.push(format!("HOME was {SCRATCH}, since the recorded {home:?} can't be written in the sandbox"));
+    }
     if ended.left_running > 0 {
         notes.push(format!("{} background processes were killed when the step ended", ended.left_running));
     }

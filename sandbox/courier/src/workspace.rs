@@ -1,7 +1,6 @@
 //! The fork's workspace: restored, compared, captured, uploaded.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -125,21 +124,4 @@ impl Workspace for ForkWorkspace {
     fn recorded(&mut self, snapshot: &SnapshotRef, patterns: &[Pattern]) -> Result<Digest, SnapshotError> {
         footprint_content(&mut self.nodes, &mut self.store, &snapshot.node, patterns)
     }
-}
-
-/// Bytes on disk of all below a folder; what vanishes meanwhile counts as nothing.
-pub fn disk_usage(root: &Path) -> u64 {
-    let mut folders = vec![root.to_owned()];
-    let mut bytes = 0;
-    while let Some(folder) = folders.pop() {
-        let Ok(entries) = std::fs::read_dir(folder) else { continue };
-        for entry in entries.flatten() {
-            match entry.metadata() {
-                Ok(meta) if meta.is_dir() => folders.push(entry.path()),
-                Ok(meta) => bytes += meta.blocks() * 512,
-                Err(_) => {}
-            }
-        }
-    }
-    bytes
 }

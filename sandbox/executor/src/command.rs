@@ -1,5 +1,6 @@
 //! One command: started, watched, and cleared away with all that it started.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -7,10 +8,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use replayfork_protocol::{Ended, MAX_OUTPUT, Run, ToExecutor};
+use replayfork_protocol::{Ended, MAX_OUTPUT, Run, SCRATCH, ToExecutor};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process_group, wait};
 
 use crate::cgroup::oom_kills;
+use crate::place::{denied, find, is_usable_home};
 
 /// What can happen while a command runs or none does.
 pub enum Event {
@@ -25,10 +27,16 @@ pub enum Event {
 pub fn run(command: &Run, events: &Sender<Event>, inbox: &Receiver<Event>) -> Option<Ended> {
     let kills_before = oom_kills();
     let mut ended = Ended::default();
-    let mut child = match start(command) {
+    let mut env = command.env.clone();
+    if let Some(home) = env.get_mut("HOME").filter(|home| !is_usable_home(home)) {
+        ended.home_unusable = Some(std::mem::replace(home, SCRATCH.to_owned()));
+    }
+    let mut child = match start(command, &env) {
         Ok(child) => child,
-        Err(error) => {
-            let program = command.argv.first().map_or("", String::as_str);
+        Err(Unstarted { program, error }) => {
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                ended.denied = denied(command, &program);
+            }
             ended.failed_start = Some(format!("{program:?} in {:?} can't be started: {error}", command.cwd));
             return Some(ended);
         }
@@ -82,31 +90,30 @@ pub fn run(command: &Run, events: &Sender<Event>, inbox: &Receiver<Event>) -> Op
     (!must_go).then_some(ended)
 }
 
-fn start(command: &Run) -> io::Result<Child> {
-    let (program, arguments) =
-        command.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"))?;
+/// A command that did not start: what was tried, and what the kernel said.
+struct Unstarted {
+    program: String,
+    error: io::Error,
+}
+
+fn start(command: &Run, env: &BTreeMap<String, String>) -> Result<Child, Unstarted> {
+    let Some((program, arguments)) = command.argv.split_first() else {
+        return Err(Unstarted { program: String::new(), error: io::Error::new(io::ErrorKind::InvalidInput, "the command is empty") });
+    };
+    let unstarted = |program: &str, error| Unstarted { program: program.to_owned(), error };
     // A program without a slash is looked for in the command's own PATH, not in this process's.
-    let program = if program.contains('/') { program.clone() } else { find(program, command)? };
-    Command::new(program)
+    let file = if program.contains('/') { program.clone() } else { find(program, command).map_err(|e| unstarted(program, e))? };
+    Command::new(&file)
         .args(arguments)
         .current_dir(&command.cwd)
         .env_clear()
-        .envs(&command.env)
+        .envs(env)
         .process_group(0)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-}
-
-fn find(program: &str, command: &Run) -> io::Result<String> {
-    let path = command.env.get("PATH").map_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", String::as_str);
-    path.split(':')
-        .map(|folder| format!("{folder}/{program}"))
-        .find(|file| {
-            std::fs::metadata(file).is_ok_and(|m| m.is_file() && std::os::unix::fs::PermissionsExt::mode(&m.permissions()) & 0o111 != 0)
-        })
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no such program in PATH={path}")))
+        .map_err(|error| unstarted(&file, error))
 }
 
 /// Reads a stream to its end, keeping at most [`MAX_OUTPUT`] bytes; with how many were dropped.

@@ -5,6 +5,7 @@
 
 mod cgroup;
 mod command;
+mod place;
 
 use std::fs;
 use std::io;
@@ -23,7 +24,7 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use crate::command::{Event, kill_all, run};
 
 /// How often the endpoint file is looked for: the courier writes it once the workspace is there and the network policy holds.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 fn main() -> ExitCode {
     let Some(control) = std::env::args().nth(1) else {

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// File in the control volume with the courier's port and nonce, a line each.
 pub const ENDPOINT_FILE: &str = "endpoint";
+/// The scratch volume in the executor's container: HOME of commands whose own can't be written.
+pub const SCRATCH: &str = "/tmp";
 /// Bytes that one message may have.
 const MAX_MESSAGE: u32 = 64 << 20;
 /// Bytes of stdout and of stderr that are kept; the rest is counted.
@@ -58,10 +60,21 @@ pub struct Ended {
     pub stopped: bool,
     /// Why it did not start.
     pub failed_start: Option<String>,
+    /// What its user may not enter or execute, where that is why.
+    pub denied: Option<Denied>,
+    /// The HOME that it was to have and that can't be written; it had [`SCRATCH`].
+    pub home_unusable: Option<String>,
     /// Processes that the command left running, which were killed.
     pub left_running: u32,
     /// Processes of the container that were killed for memory meanwhile.
     pub oom_kills: u64,
+}
+
+/// A path that a user may not enter or execute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denied {
+    pub path: String,
+    pub uid: u32,
 }
 
 /// # Errors
