@@ -36,8 +36,8 @@ pub async fn run_diff(client: &impl GenericClient, a: &Found, b: &Found) -> ApiR
     add_files(client, a.ns, &left, &right, &mut diff).await?;
     let count = |fidelity| right.iter().filter(|s| s.fidelity == fidelity).count() as i64;
     let (reexecuted, overridden, blocked) = (count(Fidelity::Reexecuted), count(Fidelity::Overridden), count(Fidelity::Blocked));
-    let reused = right.len() as i64 - reexecuted - overridden - blocked;
-    let summary = sentence(&diff, &right, reused);
+    let reused = right.len() as i64 - reexecuted - overridden - blocked - count(Fidelity::Skipped);
+    let summary = sentence(&diff, b, &right, reused);
     Ok(RunDiff { a: a.run.clone(), b: b.run.clone(), summary, reexecuted, reused, overridden, blocked, diff })
 }
 
@@ -85,7 +85,7 @@ async fn text(client: &impl GenericClient, ns: i32, entry: Option<&Entry>) -> Ap
 }
 
 /// "`test_validate` now passes; one command ran again, seven results were reused, one model call is blocked."
-fn sentence(diff: &Diff, right: &[Span], reused: i64) -> String {
+fn sentence(diff: &Diff, fork: &Found, right: &[Span], reused: i64) -> String {
     let mut clauses = Vec::new();
     let headline = diff.spans.iter().find_map(change_of_fate).or_else(|| {
         let id = diff.first_divergent_span.as_ref()?;
@@ -112,12 +112,18 @@ fn sentence(diff: &Diff, right: &[Span], reused: i64) -> String {
         let verb = if blocked.len() == 1 { "is" } else { "are" };
         clauses.push(format!("{} {verb} blocked", counted(blocked.len(), if models { "model call" } else { "step" })));
     }
+    let unreached = of(Fidelity::Skipped);
+    if !unreached.is_empty() {
+        let why = fork.run.fork_end.as_ref().map_or_else(String::new, |end| format!(" (the fork ended as {})", end.reason));
+        clauses.push(format!("{} {} not reached{why}", counted(unreached.len(), "step"), was(unreached.len())));
+    }
     if clauses.is_empty() { format!("{headline}.") } else { format!("{headline}; {}.", clauses.join(", ")) }
 }
 
 fn change_of_fate(span: &SpanDiff) -> Option<String> {
     let (a, b) = (span.a.as_ref()?, span.b.as_ref()?);
     match (a.status, b.status) {
+        _ if b.fidelity == Fidelity::Skipped => None,
         (Status::Failed, Status::Completed) => Some(format!("`{}` now passes", span.name)),
         (Status::Completed, Status::Failed) => Some(format!("`{}` now fails", span.name)),
         (_, Status::Canceled) => Some(format!("`{}` was interrupted", span.name)),

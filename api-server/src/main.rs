@@ -106,8 +106,11 @@ async fn housekeeping(app: App) {
         tokio::time::sleep(HOUSEKEEPING).await;
         let Ok(client) = app.db().await else { continue };
         match store::runs::seal_abandoned(&client).await {
-            Ok(0) => {}
-            Ok(sealed) => tracing::info!(sealed, "sealed runs whose recorder went silent"),
+            Ok(sealed) if sealed.is_empty() => {}
+            Ok(sealed) => {
+                sealed.iter().for_each(|spent| app.metrics.agents.sealed(spent));
+                tracing::info!(sealed = sealed.len(), "sealed runs whose recorder went silent");
+            }
             Err(error) => tracing::warn!(cause = %error, "abandoned runs could not be sealed"),
         }
         if tokio::time::Instant::now() >= partitions_at {

@@ -1,10 +1,17 @@
-//! Prometheus metrics. Labels come from enums and routes, never from what a client sends.
+//! Prometheus metrics. Labels come from enums and routes, and never from what a client sends but for the names of agents and
+//! models, of which so many are told apart and no more.
+
+use std::collections::HashSet;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+
+use crate::store::runs::Spent;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
@@ -18,6 +25,53 @@ pub struct ReasonLabel {
     pub reason: String,
 }
 
+/// Pairs of agent and model that have series of their own; those seen later count together.
+const MOST_AGENTS: usize = 200;
+const OTHERS: &str = "(others)";
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AgentLabels {
+    pub agent: String,
+    pub model: String,
+}
+
+/// What recorded runs used up, by agent and model, counted when a run is sealed.
+#[derive(Default)]
+pub struct Agents {
+    known: Mutex<HashSet<AgentLabels>>,
+    runs: Family<AgentLabels, Counter>,
+    tokens: Family<AgentLabels, Counter>,
+    cost: Family<AgentLabels, Counter<f64, AtomicU64>>,
+    errors: Family<AgentLabels, Counter>,
+}
+
+impl Agents {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("agent_runs", "Recorded runs that were sealed", self.runs.clone());
+        registry.register("agent_tokens", "Tokens of these runs", self.tokens.clone());
+        registry.register("agent_cost_usd", "US dollars that these runs cost", self.cost.clone());
+        registry.register("agent_errors", "Steps of these runs that failed", self.errors.clone());
+    }
+
+    pub fn sealed(&self, spent: &Spent) {
+        let labels = self.labels(&spent.agent, spent.model.as_deref().unwrap_or_default());
+        self.runs.get_or_create(&labels).inc();
+        self.tokens.get_or_create(&labels).inc_by(spent.tokens.max(0) as u64);
+        self.cost.get_or_create(&labels).inc_by(spent.cost_usd.max(0.0));
+        self.errors.get_or_create(&labels).inc_by(spent.errors.max(0) as u64);
+    }
+
+    fn labels(&self, agent: &str, model: &str) -> AgentLabels {
+        let labels = AgentLabels { agent: agent.to_owned(), model: model.to_owned() };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.contains(&labels) || known.len() < MOST_AGENTS {
+            known.insert(labels.clone());
+            return labels;
+        }
+        AgentLabels { agent: OTHERS.to_owned(), model: OTHERS.to_owned() }
+    }
+}
+
 pub struct Metrics {
     registry: Registry,
     pub requests: Family<RequestLabels, Counter>,
@@ -28,6 +82,7 @@ pub struct Metrics {
     pub blobs_stored: Counter,
     pub blobs_deduplicated: Counter,
     pub forks_closed: Family<ReasonLabel, Counter>,
+    pub agents: Agents,
 }
 
 impl Default for Metrics {
@@ -42,6 +97,7 @@ impl Default for Metrics {
             blobs_stored: Counter::default(),
             blobs_deduplicated: Counter::default(),
             forks_closed: Family::default(),
+            agents: Agents::default(),
             registry: Registry::default(),
         };
         registry.register("http_requests", "Requests by route, method and status", metrics.requests.clone());
@@ -52,6 +108,7 @@ impl Default for Metrics {
         registry.register("blobs_stored", "Blobs that were new", metrics.blobs_stored.clone());
         registry.register("blobs_deduplicated", "Blobs that were known", metrics.blobs_deduplicated.clone());
         registry.register("forks_closed", "Forks that ended, by reason", metrics.forks_closed.clone());
+        metrics.agents.register(&mut registry);
         Self { registry, ..metrics }
     }
 }
@@ -62,5 +119,30 @@ impl Metrics {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("a string takes what is written to it");
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_and_models_have_series_of_their_own_up_to_a_bound() {
+        let metrics = Metrics::default();
+        let spent = |agent: String| Spent { agent, model: Some("m".into()), tokens: 7, cost_usd: 0.5, errors: 1 };
+        for i in 0..MOST_AGENTS + 3 {
+            metrics.agents.sealed(&spent(format!("agent-{i}")));
+        }
+        metrics.agents.sealed(&spent("agent-0".into()));
+        let text = metrics.encode();
+        for line in [
+            "replayfork_agent_runs_total{agent=\"agent-0\",model=\"m\"} 2",
+            "replayfork_agent_tokens_total{agent=\"agent-0\",model=\"m\"} 14",
+            "replayfork_agent_cost_usd_total{agent=\"agent-0\",model=\"m\"} 1.0",
+            "replayfork_agent_errors_total{agent=\"(others)\",model=\"(others)\"} 3",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert_eq!(text.lines().filter(|l| l.starts_with("replayfork_agent_runs_total")).count(), MOST_AGENTS + 1);
     }
 }

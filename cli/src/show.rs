@@ -1,16 +1,18 @@
 //! `runs` and `show`.
 
+use replayfork_client::fork::CloseReason;
 use replayfork_client::read::{Run, RunKind, RunPage, SpanDetail, SpanPage, SpanSummary};
 use serde_json::json;
 
 use crate::Output;
 use crate::connection::{Connection, encode};
-use crate::text::{age, cost, duration, fidelity, number, status, structured, table};
+use crate::text::{age, cost, duration, fidelity, number, safe, status, structured, table};
 
 fn outcome(run: &Run) -> String {
-    match run.outcome {
-        Some(outcome) => status(outcome),
-        None => format!("{:?}", run.state),
+    match (run.outcome, &run.fork_end) {
+        (Some(outcome), _) => status(outcome),
+        (None, Some(end)) => format!("✗ {}", end.reason),
+        (None, None) => format!("{:?}", run.state),
     }
 }
 
@@ -121,6 +123,9 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
     );
     if let Some(from) = &found.forked_from {
         println!("forked from {} at {} (step {})", from.run_name, from.span_name, from.step);
+    }
+    if let Some(end) = found.fork_end.as_ref().filter(|end| end.reason != CloseReason::Succeeded) {
+        println!("ended as {}: {}", end.reason, safe(&end.message));
     }
     println!();
     let fork = found.kind == RunKind::Fork;

@@ -108,6 +108,7 @@ pub fn status(status: Status) -> String {
 pub fn fidelity(fidelity: Fidelity) -> &'static str {
     match fidelity {
         Fidelity::Recorded => "",
+        Fidelity::Skipped => "not reached",
         other => other.as_str(),
     }
 }

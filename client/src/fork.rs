@@ -169,6 +169,15 @@ pub struct NamePod {
 pub struct CloseFork {
     pub reason: CloseReason,
     pub message: String,
+    /// Id of the first span that was not decided about. Default: the one after the last of which anything was reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreached_from: Option<String>,
+}
+
+impl CloseFork {
+    pub fn new(reason: CloseReason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), unreached_from: None }
+    }
 }
 
 /// `POST /sandbox/v1/forks/{uid}/claim`: the same number gets the same answer, any other 409 for ever.

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
+use crate::fork::CloseReason;
+
 /// Where a run comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -42,6 +44,13 @@ pub struct ForkedFrom {
     /// uid and name of the custom resource.
     pub fork: Uuid,
     pub fork_name: String,
+}
+
+/// How a fork ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ForkEnd {
+    pub reason: CloseReason,
+    pub message: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -78,6 +87,9 @@ pub struct Run {
     pub rev: i64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forked_from: Option<ForkedFrom>,
+    /// Of a fork that has ended. Only one that Succeeded has carried out its plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fork_end: Option<ForkEnd>,
     /// How many forks name this run as their source.
     pub forks: i64,
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, PropagationPolicy};
-use replayfork_client::fork::{CloseFork, Fork, ForkResult, NamePod};
+use replayfork_client::fork::{CloseFork, CloseReason, Fork, ForkResult, NamePod};
 use replayfork_crds::ReplayFork;
 
 use crate::context::{Context, Error};
@@ -40,7 +40,7 @@ pub async fn apply(ctx: &Context, observed: &Observed, actions: Vec<Action>) -> 
                 let _: Fork = ctx.api.post(&format!("{path}/cancel"), &()).await?;
             }
             Action::Close { reason, message } => {
-                let _: ForkResult = ctx.api.post(&format!("{path}/close"), &CloseFork { reason, message }).await?;
+                let _: ForkResult = ctx.api.post(&format!("{path}/close"), &CloseFork::new(reason, message)).await?;
             }
             Action::DeleteJob => {
                 let background = DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
@@ -64,8 +64,7 @@ async fn create_job(ctx: &Context, observed: &Observed, jobs: &Api<Job>) -> Resu
         Err(kube::Error::Api(status)) if matches!(status.code, 400 | 403 | 422) => {
             let message = format!("the cluster refuses the sandbox's Job: {}", status.message);
             let path = format!("/api/v1/forks/{}/close", observed.fork.uid().unwrap_or_default());
-            let _: ForkResult =
-                ctx.api.post(&path, &CloseFork { reason: replayfork_client::fork::CloseReason::CreateFailed, message }).await?;
+            let _: ForkResult = ctx.api.post(&path, &CloseFork::new(CloseReason::CreateFailed, message)).await?;
             Ok(())
         }
         other => Ok(other.map(drop)?),

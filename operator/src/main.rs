@@ -111,7 +111,9 @@ async fn work(ctx: Arc<Context>) {
     let (deleted, to_sweep) = tokio::sync::mpsc::channel(1);
     let sweeping = sweep::run(&ctx, to_sweep);
     let deletions = watch_deletions(client.clone(), deleted);
-    let controller = Controller::new(Api::<Guarded>::all(client.clone()), watcher::Config::default())
+    let controller = Controller::new(Api::<Guarded>::all(client.clone()), watcher::Config::default());
+    let _ = ctx.metrics.forks.set(controller.store());
+    let controller = controller
         .with_config(ControllerConfig::default().concurrency(CONCURRENCY).debounce(Duration::from_millis(50)))
         .owns(Api::<Job>::all(client.clone()), ours.clone())
         .watches(Api::<Pod>::all(client), ours, |pod| {

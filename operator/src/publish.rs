@@ -1,5 +1,6 @@
 //! Writing the status, only when it differs, and Events when something happened.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
@@ -10,7 +11,8 @@ use serde_json::json;
 
 use crate::context::{Context, Error};
 use crate::decide::{Observed, Row};
-use crate::metrics::ForkLabels;
+use crate::metrics::{ForkLabels, Metrics};
+use crate::status::SANDBOX_ENDED;
 
 const MANAGER: &str = "replayfork-operator";
 
@@ -58,8 +60,28 @@ pub async fn publish_status(ctx: &Context, fork: &ReplayFork, wanted: ReplayFork
     Ok(())
 }
 
+/// Seconds since the fork's creation, both as whole ones.
+fn seconds_until(fork: &ReplayFork, then: Option<&Time>) -> Option<f64> {
+    Some((then?.0.as_second() - fork.creation_timestamp()?.0.as_second()).max(0) as f64)
+}
+
+/// Measures a fork's start, which may be seen only when it has ended, and its end.
+fn measure(metrics: &Metrics, fork: &ReplayFork, old: &ReplayForkStatus, new: &ReplayForkStatus) {
+    let is = |status: &ReplayForkStatus, kind: &str| condition(&status.conditions, kind).is_some_and(|c| c.status == "True");
+    let started = |status: &ReplayForkStatus| {
+        is(status, "SandboxReady") || condition(&status.conditions, "SandboxReady").is_some_and(|c| c.reason == SANDBOX_ENDED)
+    };
+    if started(new) && !started(old) {
+        seconds_until(fork, new.start_time.as_ref()).into_iter().for_each(|s| metrics.seconds_to_start.observe(s));
+    }
+    if is(new, "Finished") && !is(old, "Finished") {
+        seconds_until(fork, new.completion_time.as_ref()).into_iter().for_each(|s| metrics.seconds_to_finish.observe(s));
+    }
+}
+
 /// Events and metrics for conditions that became true.
 async fn tell(ctx: &Context, fork: &ReplayFork, old: &ReplayForkStatus, new: &ReplayForkStatus) {
+    measure(&ctx.metrics, fork, old, new);
     let was = |kind: &str| condition(&old.conditions, kind).is_some_and(|c| c.status == "True");
     for kind in ["Planned", "SandboxReady", "Finished"] {
         let Some(now) = condition(&new.conditions, kind).filter(|c| c.status == "True" && !was(kind)) else { continue };

@@ -13,6 +13,9 @@ use crate::sandbox::object_name;
 /// Bytes of a message in a condition.
 const MAX_MESSAGE: usize = 4096;
 
+/// Reason of SandboxReady once a fork that was claimed has ended.
+pub const SANDBOX_ENDED: &str = "Finished";
+
 struct Builder<'a> {
     old: &'a [Condition],
     now: Timestamp,
@@ -113,7 +116,7 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
     let succeeded = result.reason == CloseReason::Succeeded;
     let story = if succeeded { summary(row) } else { result.message.clone() };
     match row.claimed_at {
-        Some(_) => builder.set("SandboxReady", "False", "Finished", "the fork has ended"),
+        Some(_) => builder.set("SandboxReady", "False", SANDBOX_ENDED, "the fork has ended"),
         None if row.plan.as_ref().is_some_and(|p| needs_sandbox(&p.counts)) => {
             builder.set("SandboxReady", "False", &reason, &result.message)
         }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::decide::{Action, Decision, Observed, Row, Trouble, decide};
+use crate::metrics::waiting_for;
 use crate::sandbox::{conflicts, job, network_policy, object_name, refused_egress};
 use crate::status::status;
 
@@ -206,6 +207,20 @@ fn a_claimed_fork_ends_with_its_pod() {
     assert_eq!(closes(&decide(&another, now())).unwrap().0, CloseReason::Interrupted, "another pod is not the one that claimed");
     let courier = Observed { pod: Some(a_pod(ended("courier", "Error"))), job: job(), ..observed(claimed(json!({}))) };
     assert_eq!(closes(&decide(&courier, now())).unwrap().0, CloseReason::Interrupted);
+    let mut alone = ended("courier", "Error");
+    merge(&mut alone, json!({"status": {"phase": "Running"}}));
+    for (since, closed) in [(3, false), (11, true)] {
+        alone["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = json!(ago(since));
+        let o = Observed { pod: Some(a_pod(alone.clone())), job: job(), ..observed(claimed(json!({}))) };
+        assert_eq!(closes(&decide(&o, now())).is_some(), closed, "the rest of the pod may still say why it ended");
+    }
+    let mut evicted = ended("courier", "Error");
+    let said = "Usage of EmptyDir volume \"tmp\" exceeds the limit \"64Mi\". ";
+    merge(&mut evicted, json!({"status": {"phase": "Failed", "reason": "Evicted", "message": said}}));
+    let evicted = Observed { pod: Some(a_pod(evicted)), job: job(), ..observed(claimed(json!({}))) };
+    let (decision, words) = (decide(&evicted, now()), ["\"tmp\"", "\"64Mi\"", "spec.sandbox.scratchSize"]);
+    let (reason, message) = closes(&decision).unwrap();
+    assert!(reason == CloseReason::WorkspaceFull && words.iter().all(|w| message.contains(w)), "{message}");
     let running = Observed { pod: Some(a_pod(json!({}))), job: job(), ..observed(claimed(json!({}))) };
     assert_eq!(decide(&running, now()).actions, []);
     let mut nameless = waiting("InvalidImageName");
@@ -254,6 +269,21 @@ fn an_ended_fork_keeps_its_objects_until_their_time_is_over_and_its_policy_longe
     assert_eq!(decide(&nothing, now()), Decision { actions: vec![], look_again: None });
     let stuck = with_ttl(61, Some(a_job(json!({}))), Some(a_pod(json!({}))));
     assert_eq!(decide(&stuck, now()).actions, [Action::DeleteJob], "a Job that runs on after the end is stopped");
+}
+
+#[test]
+fn a_fork_waits_until_its_sandbox_has_claimed_it_and_says_for_what() {
+    let published = |o: Observed| {
+        let mut fork = o.fork.clone();
+        fork.status = Some(status(&o, None, None, now()));
+        waiting_for(&fork)
+    };
+    assert_eq!(waiting_for(&fork(json!({}))).as_deref(), Some("Unobserved"));
+    assert_eq!(published(observed(row(json!({})))).as_deref(), Some("Pending"));
+    assert_eq!(published(observed(Row::NotSealed("still recording".into()))).as_deref(), Some("RunNotSealed"));
+    assert_eq!(published(Observed { job: Some(a_job(json!({}))), ..observed(row(json!({}))) }).as_deref(), Some("Starting"));
+    assert_eq!(published(observed(row(json!({"state": "Claimed", "pod_uid": "p-1", "claimed_at": ago(3)})))), None);
+    assert_eq!(published(observed(row(terminal("Succeeded", 10)))), None);
 }
 
 #[test]
@@ -348,6 +378,7 @@ fn the_executors_container_has_no_token_and_the_courier_alone_may_write_the_cont
         c.volume_mounts.iter().flatten().map(|m| (m.name.clone(), m.read_only == Some(true))).collect::<Vec<_>>()
     };
     assert!(mounts(executor).iter().all(|(name, _)| name != "token" && name != "scratch"));
+    assert!(mounts(courier).contains(&("tmp".into(), true)) && mounts(executor).contains(&("tmp".into(), false)));
     assert!(mounts(executor).contains(&("control".into(), true)) && mounts(courier).contains(&("control".into(), false)));
     assert!(executor.env.is_none() && executor.env_from.is_none());
     for container in pod.containers.iter().chain(pod.init_containers.iter().flatten()) {

@@ -12,7 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use replayfork_client::ingest::{CreateRun, Edge, FinishRun, Ingested, RunCreated, SnapshotUpload, SpanBatch, SpanUpload};
 use replayfork_client::{Problem, run_id};
-use replayfork_core::model::{Closing, RunEnvironment};
+use replayfork_core::footprint::relative;
+use replayfork_core::model::{Closing, Executor, Opening, RunEnvironment};
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
@@ -121,6 +122,15 @@ impl Recorder {
         self.spool(&Item::Snapshots { run, snapshots: vec![upload] })
     }
 
+    /// A file outside of the workspace is none that a fork could write: said while the agent can still hear it.
+    fn check_path(&self, span: &str, opening: &Opening) -> Result<(), Refused> {
+        let (Some(root), Some(Executor::FileWrite { path, .. })) = (&self.environment.workspace_root, &opening.executor) else {
+            return Ok(());
+        };
+        let refused = |e| Refused(StatusCode::BAD_REQUEST, "SpanInvalid", format!("span {span:?}: executor.path: {e} ({root:?})"));
+        relative(path, Some(root)).map(drop).map_err(refused)
+    }
+
     async fn take(&self, run: Uuid, spans: Vec<SpanUpload>) -> Answer<Ingested> {
         let written = spans.iter().map(|s| i64::from(s.opening.is_some()) + i64::from(s.closing.is_some())).sum();
         for mut span in spans {
@@ -132,6 +142,7 @@ impl Recorder {
                 ));
             }
             if let Some(opening) = &mut span.opening {
+                self.check_path(&span.id, opening)?;
                 {
                     let mut state = self.state.lock().await;
                     let memory = state.runs.entry(run).or_insert_with(RunMemory::partial);

@@ -1,7 +1,9 @@
 //! From apply to delete: cancel, suspend, what is cleaned up and what stays.
 
 use anyhow::{Result, ensure};
-use replayfork_test_cluster::command::succeeds;
+use kube::ResourceExt;
+use replayfork_test_cluster::command::{output, succeeds};
+use replayfork_test_cluster::install::NAMESPACE;
 use replayfork_tests::fork::{OBJECTS, manifest, script};
 use replayfork_tests::place::{AGENT, Place};
 use replayfork_tests::until;
@@ -14,7 +16,47 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_ttl_removes_job_and_policy_and_keeps_the_fork,
     e2e_cancel_stops_the_step_and_keeps_what_is_finished,
     e2e_suspend_holds_a_fork_until_it_is_resumed,
+    e2e_metrics_tell_of_the_queue_of_starts_and_of_agents,
 ];
+
+/// A metric's value, summed over its series.
+fn sum(text: &str, metric: &str) -> f64 {
+    let of_metric = text.lines().filter_map(|line| line.strip_prefix(metric)).filter(|rest| rest.starts_with(['{', ' ']));
+    of_metric.filter_map(|rest| rest.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+fn e2e_metrics_tell_of_the_queue_of_starts_and_of_agents(place: &Place) -> Result<()> {
+    place.record()?;
+    let suspended = |name: &str| manifest(name, AGENT, "lint", json!([script("lint", "true")]), json!({"suspend": true}));
+    let fork = place.fork(&suspended("measured"))?;
+    let waits = |fork: &replayfork_tests::fork::Fork| Ok(fork.condition("Finished").ok().filter(|c| c.reason == "Suspended").map(drop));
+    until("the fork is suspended", OBJECTS, || waits(&fork))?;
+    let operators = place.world.parts("operator")?;
+    let metrics = || -> Result<String> {
+        let all = operators.iter().map(|pod| {
+            let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/http:{}:8080/proxy/metrics", pod.name_any());
+            output(&mut place.world.kube.kubectl(["get", "--raw", &path]))
+        });
+        all.collect::<Result<Vec<_>>>().map(|texts| texts.concat())
+    };
+    let before = metrics()?;
+    ensure!(sum(&before, "replayfork_operator_forks_waiting{reason=\"Suspended\"}") >= 1.0, "nobody waits:\n{before}");
+    fork.patch(json!({"suspend": false}))?;
+    fork.succeeds()?;
+    let after = metrics()?;
+    for metric in ["replayfork_operator_fork_seconds_to_start_count", "replayfork_operator_fork_seconds_to_finish_count"] {
+        ensure!(sum(&after, metric) > sum(&before, metric), "{metric} did not grow:\n{after}");
+    }
+    ensure!(after.contains("replayfork_operator_reconcile_errors"), "errors are not counted:\n{after}");
+    let answer = place.ask("GET", "/metrics", None, None)?;
+    let text = String::from_utf8(answer.body)?;
+    let runs = sum(&text, "replayfork_agent_runs_total");
+    let errors = sum(&text, "replayfork_agent_errors_total");
+    ensure!(runs >= 1.0 && errors >= 2.0 * runs.min(1.0), "{runs} runs with {errors} errors:\n{text}");
+    ensure!(sum(&text, "replayfork_agent_tokens_total") > 0.0, "no tokens were counted:\n{text}");
+    ensure!(text.contains("replayfork_agent_cost_usd_total{agent=\"scripted-agent\""), "no cost is told:\n{text}");
+    Ok(())
+}
 
 fn has_run(place: &Place, run: &str) -> Result<bool> {
     let runs: Value = place.replay(&["runs"])?;
@@ -60,7 +102,21 @@ fn e2e_cancel_stops_the_step_and_keeps_what_is_finished(place: &Place) -> Result
     fork.runs(&["sleep", "61.1"])?;
     fork.patch(json!({"cancel": true}))?;
     fork.ends_as("Canceled")?;
-    fork.left(&["test_validate Completed Reexecuted", "lint Canceled Reexecuted"])?;
+    fork.left(&["test_validate Completed Reexecuted", "lint Canceled Reexecuted", "summarize Canceled Skipped"])?;
+    // What was not reached shows nothing of the source, and the run says how its fork ended, wherever it is looked at.
+    let unreached = place.span(&fork.run()?, "summarize")?.span;
+    let said = unreached.closing.as_ref().and_then(|c| c.error.clone()).unwrap_or_default();
+    ensure!(unreached.output().is_none() && unreached.snapshot_after.is_none(), "a step that was not reached shows a result");
+    ensure!(said.contains("not reached") && said.contains("Canceled"), "the step says {said:?}");
+    let shown: Value = place.replay(&["show", &fork.run()?])?;
+    ensure!(shown["run"]["fork_end"]["reason"] == "Canceled" && shown["run"]["outcome"].is_null(), "the run says {}", shown["run"]);
+    let listed = output(&mut place.world.kube.kubectl(["replay", "runs", "-n", &place.namespace]))?;
+    ensure!(listed.lines().any(|l| l.starts_with("canceled ") && l.contains("✗ Canceled")), "the list says\n{listed}");
+    let table = output(&mut place.world.kube.kubectl(["replay", "show", &fork.run()?, "-n", &place.namespace]))?;
+    ensure!(table.contains("ended as Canceled: ") && table.contains("not reached"), "the table says\n{table}");
+    let diff: Value = place.replay(&["diff", &fork.name])?;
+    let summary = diff["summary"].as_str().unwrap_or_default();
+    ensure!(summary.contains("one step was not reached (the fork ended as Canceled)"), "the diff says {summary:?}");
     let finished = place.span(&fork.run()?, "test_validate")?.span;
     ensure!(finished.output().is_some_and(|o| o.stdout == "finished\n"), "the finished step's output is {:?}", finished.output());
     let taken_back = json!({"spec": {"cancel": false}}).to_string();

@@ -4,12 +4,14 @@
 //! `cargo test --workspace --test e2e -- PART_OF_A_NAME` runs those with that in their name.
 
 mod at_most_once;
+mod encrypted;
 mod forks;
 mod isolation;
 mod lifecycle;
 mod operator_killed;
 mod recording;
 mod refusals;
+mod sandbox;
 mod viewer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,9 +67,10 @@ fn all() -> Result<bool> {
         isolation::SCENARIOS,
         lifecycle::SCENARIOS,
         refusals::SCENARIOS,
+        sandbox::SCENARIOS,
         viewer::SCENARIOS,
     ];
-    let alone = [recording::ALONE, at_most_once::ALONE, operator_killed::SCENARIOS];
+    let alone = [recording::ALONE, at_most_once::ALONE, operator_killed::SCENARIOS, encrypted::ALONE];
     let all = abreast.iter().chain(&alone).map(|list| list.len()).sum::<usize>();
     let abreast: Vec<&Scenario> = abreast.into_iter().flatten().filter(asked_for).collect();
     let alone: Vec<&Scenario> = alone.into_iter().flatten().filter(asked_for).collect();

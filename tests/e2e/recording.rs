@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use replayfork_client::read::{Run, SpanSummary, TreeEntryKind, TreeListing};
 use replayfork_core::model::{Status, Verdict};
 use replayfork_test_cluster::command::{output, run};
+use replayfork_tests::fork::manifest;
 use replayfork_tests::place::{AGENT, Place};
 use replayfork_tests::until;
 use serde::Deserialize;
@@ -19,6 +20,7 @@ use crate::{Scenario, scenarios};
 pub const ABREAST: &[Scenario] = scenarios![
     e2e_recording_yields_nine_spans_and_the_last_snapshot_is_the_workspace,
     e2e_recorder_off_records_nothing_and_the_agent_finishes,
+    e2e_loops_of_spans_are_refused_or_do_no_harm_and_files_outside_of_the_workspace_are_not_written,
     e2e_killed_recorder_loses_nothing_that_it_took,
 ];
 pub const ALONE: &[Scenario] = scenarios![e2e_agent_finishes_without_the_api_server_and_its_run_arrives_later];
@@ -152,6 +154,57 @@ fn snapshot(place: &Place, state: &str) -> Result<Files> {
         }
     }
     Ok(files)
+}
+
+fn e2e_loops_of_spans_are_refused_or_do_no_harm_and_files_outside_of_the_workspace_are_not_written(place: &Place) -> Result<()> {
+    place.recording_account("by-hand")?;
+    let token = place.token("by-hand")?;
+    let send = |path: &str, body: Value| place.ask("POST", path, Some(&token), Some(body));
+    let run = send("/v1/runs", json!({"name": "loops", "agent": "by-hand", "environment": {"workspace_root": "/workspace"}}))?.json()?;
+    let id = run["id"].as_str().context("the run has no id")?.to_owned();
+    let span = |id: &str, started: i64, more: Value| {
+        let mut opening =
+            json!({"name": id, "kind": "ShellCommand", "started": started, "executor": {"type": "shell", "script": "true", "env": {}}});
+        for (member, value) in more.as_object().into_iter().flatten() {
+            opening[member] = value.clone();
+        }
+        json!({"id": id, "opening": opening, "closing": {"status": "Completed", "ended": started + 1, "output": {"text": ""}}})
+    };
+    let spans = |spans: Value| send(&format!("/v1/runs/{id}/spans"), json!({"spans": spans}));
+    for (loops, words) in [
+        (json!([span("a", 1_000, json!({"parent": "b"})), span("b", 2_000, json!({"parent": "a"}))]), ["\"a\"", "\"b\"", "parent"]),
+        (
+            json!([span("a", 1_000, json!({"depends_on": ["b"]})), span("b", 2_000, json!({"depends_on": ["a"]}))]),
+            ["\"a\"", "\"b\"", "depends_on"],
+        ),
+        (
+            json!([span("w", 1_000, json!({"kind": "FileWrite", "executor": {"type": "file_write", "path": "/etc/passwd"}}))]),
+            ["\"w\"", "/etc/passwd", "/workspace"],
+        ),
+    ] {
+        let answer = spans(loops)?;
+        let said = answer.json()?["detail"].to_string().replace("\\\"", "\"");
+        ensure!(answer.status == 400 && words.iter().all(|w| said.contains(w)), "{} {said}", answer.status);
+    }
+    // One after the other nobody sees the loop coming; what a span refers to may come later, or never.
+    for one in [
+        span("a", 1_000, json!({"parent": "b"})),
+        span("b", 2_000, json!({"parent": "a", "depends_on": ["c"]})),
+        span("c", 3_000, json!({"depends_on": ["b", "never"]})),
+        span("d", 4_000, json!({"parent": "never"})),
+    ] {
+        let answer = spans(json!([one]))?;
+        ensure!(answer.status == 200, "{} {}", answer.status, String::from_utf8_lossy(&answer.body));
+    }
+    let finished = send(&format!("/v1/runs/{id}/finish"), json!({"outcome": "Completed"}))?;
+    ensure!(finished.status == 200, "{}", String::from_utf8_lossy(&finished.body));
+    let command = |span: &str| json!([{"type": "CommandOverride", "span": span, "command": {"script": "echo"}}]);
+    for span in ["c", "d"] {
+        place.plan(&manifest("planned", "loops", span, command(span), json!({})))?;
+    }
+    let shown: Value = place.replay(&["show", "loops"])?;
+    ensure!(shown["spans"].as_array().is_some_and(|s| s.len() == 4), "{shown}");
+    Ok(())
 }
 
 fn e2e_recorder_off_records_nothing_and_the_agent_finishes(place: &Place) -> Result<()> {

@@ -11,6 +11,7 @@ use crate::{Scenario, scenarios};
 pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_fork_that_has_no_plan_says_field_value_and_remedy,
     e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply,
+    e2e_several_forks_in_a_file_are_planned_each_and_text_is_what_json_says,
     e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in,
 ];
 
@@ -76,9 +77,12 @@ fn e2e_fork_that_has_no_plan_says_field_value_and_remedy(place: &Place) -> Resul
 fn e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply(place: &Place) -> Result<()> {
     let refused = |manifest: &str, words: &[&str]| -> Result<()> {
         let mut apply = place.kubectl(["apply", "-f", "-"]);
-        let error = feed(&mut apply, manifest).err().with_context(|| format!("kubectl apply took {manifest}"))?;
-        for word in words {
-            ensure!(format!("{error:#}").contains(word), "kubectl apply does not say {word:?}:\n{error:#}");
+        let mut plan = place.world.kube.kubectl(["replay", "plan", "-f", "-", "-n", &place.namespace]);
+        for (what, command) in [("kubectl apply", &mut apply), ("kubectl replay plan", &mut plan)] {
+            let error = feed(command, manifest).err().with_context(|| format!("{what} took {manifest}"))?;
+            for word in words {
+                ensure!(format!("{error:#}").contains(word), "{what} does not say {word:?}:\n{error:#}");
+            }
         }
         Ok(())
     };
@@ -90,6 +94,22 @@ fn e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply(place: &Place) -> Result
     refused(&manifest("wrong", AGENT, "lint", json!([]), json!({})), &["spec.patches"])?;
     let misspelt = manifest("wrong", AGENT, "lint", environment(), json!({"modell": {}}));
     refused(&misspelt, &["unknown field \"spec.modell\""])?;
+    let sandbox = |sandbox: Value| manifest("wrong", AGENT, "lint", environment(), json!({"sandbox": sandbox}));
+    for (value, words) in [
+        (json!({"resources": {"limits": {"cpu": "lots"}}}), ["spec.sandbox.resources.limits.cpu", "should match"]),
+        (json!({"resources": {"requests": {"memory": "-1Gi"}}}), ["spec.sandbox.resources.requests.memory", "should match"]),
+        (json!({"scratchSize": "1.5Gi"}), ["spec.sandbox.scratchSize", "should match"]),
+        (json!({"image": "not an image"}), ["spec.sandbox.image", "should match"]),
+        (json!({"egress": [{"cidr": "10.0.0.1", "ports": [{"port": 443}]}]}), ["spec.sandbox.egress[0].cidr", "no CIDR, like"]),
+        (json!({"egress": [{"cidr": "10.0.0.0/8", "ports": [{"port": 443}]}]}), ["spec.sandbox.egress[0].cidr", "too wide; at least /16"]),
+        (json!({"egress": [{"cidr": "2001:db8::/31", "ports": [{"port": 443}]}]}), ["spec.sandbox.egress[0].cidr", "/32 for IPv6"]),
+    ] {
+        refused(&sandbox(value), &words)?;
+    }
+    refused(&manifest("Not_A_Name", AGENT, "lint", environment(), json!({})), &["metadata.name", "Not_A_Name", "RFC 1123 subdomain"])?;
+    let elsewhere = manifest("wrong", AGENT, "lint", environment(), json!({}))
+        .replace("\"name\":\"wrong\"", "\"name\":\"wrong\",\"namespace\":\"default\"");
+    refused(&elsewhere, &["the namespace from the provided object \"default\" does not match the namespace"])?;
 
     let fork = place.fork(&manifest("edited", AGENT, "lint", environment(), json!({"suspend": true})))?;
     let edited = [
@@ -105,6 +125,48 @@ fn e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply(place: &Place) -> Result
     }
     // What may change is changed.
     fork.patch(json!({"ttlSecondsAfterFinished": 7, "deletionPolicy": "DeleteRun", "suspend": false}))
+}
+
+fn e2e_several_forks_in_a_file_are_planned_each_and_text_is_what_json_says(place: &Place) -> Result<()> {
+    place.record()?;
+    let output = |text: &str| json!([{"type": "ToolOutputOverride", "output": {"text": text}}]);
+    let two = [manifest("one", AGENT, "lint", output("fine"), json!({})), manifest("other", AGENT, "gen_fix", environment(), json!({}))];
+    let both = format!("{}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: beside}}\n---\n{}\n", two[0], two[1]);
+    let plan = |arguments: &[&str], text: &str| {
+        let mut plan = place.world.kube.kubectl(["replay", "plan", "-f", "-", "-n", &place.namespace]);
+        feed(plan.args(arguments), text)
+    };
+    let shown: Value = serde_json::from_str(&plan(&["-o", "json"], &both)?)?;
+    let names: Vec<_> = shown["plans"].as_array().into_iter().flatten().map(|p| p["fork"].as_str().unwrap_or_default()).collect();
+    ensure!(names == ["one", "other"], "{shown}");
+    let table = plan(&[], &both)?;
+    ensure!(table.contains("replayfork/one\n") && table.contains("replayfork/other\n"), "the tables don't say whose they are:\n{table}");
+    let bad = format!("{}\n---\n{}", two[0], manifest("bad", AGENT, "no-such-span", environment(), json!({})));
+    let error = format!("{:#}", plan(&[], &bad).err().context("a bad one beside a good one was planned")?);
+    ensure!(error.contains("replayfork/bad: spec.source.span") && error.contains("1 of 2 forks"), "{error}");
+
+    // What blocks is told with what it is about.
+    let blocked = plan(&[], &manifest("blocked", AGENT, "read_src", output("another file"), json!({})))?;
+    ensure!(blocked.contains("ModelBlocked: "), "the reason stands alone:\n{blocked}");
+
+    let smile = manifest("smile", AGENT, "lint", output("smile"), json!({})).replace("smile\"}}", "\\ud83d\\ude00\"}}");
+    ensure!(smile.contains("\\ud83d"), "{smile}");
+    place.plan(&smile)?;
+
+    // NUL is no character of any name, and no reason to fail.
+    let nul = manifest("nul", AGENT, "lint", output("a\0b"), json!({}));
+    let planned = format!("{:#}", place.plan(&nul).err().context("a NUL was planned")?);
+    let fork = place.fork(&nul)?;
+    let message = fork.ends_as("SpecInvalid")?.message;
+    ensure!(message.contains("NUL") && planned.contains(&message), "the plan says\n{planned}\nand the condition\n{message}");
+    let token = place.token("replayfork-user")?;
+    for path in ["/api/v1/runs?q=%00", "/api/v1/runs?agent=a%00b", "/api/v1/runs/%00", "/api/v1/runs/scripted-agent/spans/%00"] {
+        let path = format!("{path}{}namespace={}", if path.contains('?') { '&' } else { '?' }, place.namespace);
+        let answer = place.ask("GET", &path, Some(&token), None)?;
+        let said = answer.json()?;
+        ensure!(answer.status == 400 && said["reason"] == "NulCharacter", "{path}: {} {said}", answer.status);
+    }
+    Ok(())
 }
 
 fn e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in(place: &Place) -> Result<()> {

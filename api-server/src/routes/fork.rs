@@ -103,7 +103,7 @@ pub async fn close(
 pub async fn close_fork(app: &App, uid: Uuid, request: &CloseFork) -> ApiResult<ForkResult> {
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
-    let result = forks::close(&tx, uid, request.reason, &request.message, now()).await?;
+    let result = forks::close(&tx, uid, request, now()).await?;
     tx.commit().await?;
     app.metrics.forks_closed.get_or_create(&ReasonLabel { reason: result.reason.to_string() }).inc();
     Ok(result)

@@ -5,6 +5,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::{post, put};
 use bytes::Bytes;
+use deadpool_postgres::{Object, Transaction};
 use replayfork_client::ingest::{
     CreateRun, FinishRun, HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated, SnapshotBatch, SpanBatch, SpanUpload,
 };
@@ -29,13 +30,19 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/packs", put(put_pack))
 }
 
+/// A transaction of who may record, and the number of the caller's namespace.
+async fn change<'a>(app: &App, caller: &Caller, db: &'a mut Object) -> ApiResult<(Transaction<'a>, i32)> {
+    let namespace = app.allowed(caller, Right::CreateRuns, None).await?;
+    let tx = begin(db).await?;
+    let ns = store::namespace(&tx, &namespace).await?;
+    Ok((tx, ns))
+}
+
 /// Begin a run.
 #[utoipa::path(post, path = "/v1/runs", tag = "ingest", request_body = CreateRun, responses((status = 200, body = RunCreated)))]
 pub async fn create_run(State(app): State<App>, caller: Caller, Body(request): Body<CreateRun>) -> ApiResult<Json<RunCreated>> {
-    let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let mut db = app.db().await?;
-    let tx = begin(&mut db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
+    let (tx, ns) = change(&app, &caller, &mut db).await?;
     let created = runs::create(&tx, ns, &request, now()).await?;
     tx.commit().await?;
     Ok(Json(created))
@@ -64,12 +71,11 @@ pub async fn end_span(
 }
 
 async fn write_spans(app: &App, caller: &Caller, run: Uuid, uploads: &[SpanUpload]) -> ApiResult<Json<Ingested>> {
-    let namespace = app.allowed(caller, Right::CreateRuns, None).await?;
-    uploads.iter().try_for_each(spans::check)?;
+    spans::check(uploads)?;
     let mut db = app.db().await?;
-    let tx = begin(&mut db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
-    let (rid, rev, segments) = runs::next_rev(&tx, run, ns).await?;
+    let (tx, ns) = change(app, caller, &mut db).await?;
+    let runs::Open { rid, rev, segments, workspace_root } = runs::next_rev(&tx, run, ns).await?;
+    spans::check_paths(uploads, workspace_root.as_deref())?;
     let written = spans::upsert(&tx, ns, rid, rev, segments, uploads).await?;
     if written == 0 {
         // Nothing was new: no revision is used up.
@@ -89,11 +95,9 @@ pub async fn put_snapshots(
     Path(run): Path<Uuid>,
     Body(batch): Body<SnapshotBatch>,
 ) -> ApiResult<Json<Ingested>> {
-    let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let mut db = app.db().await?;
-    let tx = begin(&mut db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
-    let (rid, rev, _) = runs::next_rev(&tx, run, ns).await?;
+    let (tx, ns) = change(&app, &caller, &mut db).await?;
+    let runs::Open { rid, rev, .. } = runs::next_rev(&tx, run, ns).await?;
     snapshots::put(&tx, ns, rid, &batch.snapshots).await?;
     tx.commit().await?;
     Ok(Json(Ingested { written: batch.snapshots.len() as i64, rev }))
@@ -107,12 +111,11 @@ pub async fn finish(
     Path(run): Path<Uuid>,
     Body(request): Body<FinishRun>,
 ) -> ApiResult<Json<Ingested>> {
-    let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let mut db = app.db().await?;
-    let tx = begin(&mut db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
-    let rev = runs::finish(&tx, ns, run, &request, now()).await?;
+    let (tx, ns) = change(&app, &caller, &mut db).await?;
+    let (rev, spent) = runs::finish(&tx, ns, run, &request, now()).await?;
     tx.commit().await?;
+    spent.iter().for_each(|spent| app.metrics.agents.sealed(spent));
     Ok(Json(Ingested { written: 1, rev }))
 }
 
@@ -138,10 +141,8 @@ pub async fn have(State(app): State<App>, caller: Caller, Body(request): Body<Ha
 /// Send a pack of blobs.
 #[utoipa::path(put, path = "/v1/packs", tag = "ingest", request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses((status = 200, body = PackStored), (status = 409, description = "Blobs are missing", body = replayfork_client::Problem)))]
 pub async fn put_pack(State(app): State<App>, caller: Caller, body: Bytes) -> ApiResult<(StatusCode, Json<PackStored>)> {
-    let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let mut db = app.db().await?;
-    let tx = begin(&mut db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
+    let (tx, ns) = change(&app, &caller, &mut db).await?;
     let stored = store_pack(&app, tx, ns, &body).await?;
     Ok((StatusCode::OK, Json(stored)))
 }
@@ -150,7 +151,7 @@ pub async fn put_pack(State(app): State<App>, caller: Caller, body: Bytes) -> Ap
 ///
 /// # Errors
 /// As [`blobs::put_pack`].
-pub async fn store_pack(app: &App, tx: deadpool_postgres::Transaction<'_>, ns: i32, body: &[u8]) -> ApiResult<PackStored> {
+pub async fn store_pack(app: &App, tx: Transaction<'_>, ns: i32, body: &[u8]) -> ApiResult<PackStored> {
     let (stored, known) = blobs::put_pack(&tx, ns, body).await?;
     tx.commit().await?;
     app.metrics.blob_bytes.inc_by(body.len() as u64);

@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use bytes::Bytes;
+use deadpool_postgres::{Object, Transaction};
 use replayfork_client::fork::{BeginSpan, Bundle, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ReusedSnapshots, Wait};
 use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
 use replayfork_core::Digest;
@@ -83,17 +84,25 @@ pub async fn claim(
     Ok(Json(fork))
 }
 
-async fn load(db: &deadpool_postgres::Object, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
+async fn load(db: &Object, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
     let (spec, digest, source_rid) = forks::spec_of(db, uid).await?;
     let spec = serde_json::from_value(spec).map_err(|e| ApiError::internal(&e))?;
     Ok((spec, digest, runs::by_rid(db, source_rid).await?))
 }
 
-async fn claimed(app: &App, headers: &HeaderMap, uid: Uuid) -> ApiResult<(deadpool_postgres::Object, forks::Claimed)> {
+async fn claimed(app: &App, headers: &HeaderMap, uid: Uuid) -> ApiResult<(Object, forks::Claimed)> {
     let pod = pod(app, headers, uid).await?;
     let db = app.db().await?;
     let claimed = forks::claimed(&db, uid, &pod).await?;
     Ok((db, claimed))
+}
+
+/// A transaction that holds the lock of the claimed fork. What the pod reports changes with it, or not at all.
+async fn change<'a>(app: &App, headers: &HeaderMap, uid: Uuid, db: &'a mut Object) -> ApiResult<(Transaction<'a>, forks::Claimed)> {
+    let pod = pod(app, headers, uid).await?;
+    let tx = begin_tx(db).await?;
+    let claimed = forks::claimed(&tx, uid, &pod).await?;
+    Ok((tx, claimed))
 }
 
 /// Spec, plan digest and recorded spans.
@@ -151,7 +160,7 @@ pub async fn snapshot(
 }
 
 async fn send_packs(
-    db: &deadpool_postgres::Object,
+    db: &Object,
     ns: i32,
     order: &[Digest],
     trees: &Trees,
@@ -215,10 +224,8 @@ pub async fn begin(
     headers: HeaderMap,
     Body(request): Body<BeginSpan>,
 ) -> ApiResult<Json<()>> {
-    let pod = pod(&app, &headers, uid).await?;
     let mut db = app.db().await?;
-    let tx = begin_tx(&mut db).await?;
-    let claimed = forks::claimed(&tx, uid, &pod).await?;
+    let (tx, claimed) = change(&app, &headers, uid, &mut db).await?;
     let span = source_span(&tx, &claimed, &span).await?;
     forks::begin(&tx, uid, &claimed, &span, &request).await?;
     tx.commit().await?;
@@ -233,10 +240,8 @@ pub async fn end(
     headers: HeaderMap,
     Body(request): Body<EndSpan>,
 ) -> ApiResult<Json<()>> {
-    let pod = pod(&app, &headers, uid).await?;
     let mut db = app.db().await?;
-    let tx = begin_tx(&mut db).await?;
-    let claimed = forks::claimed(&tx, uid, &pod).await?;
+    let (tx, claimed) = change(&app, &headers, uid, &mut db).await?;
     let span = source_span(&tx, &claimed, &span).await?;
     forks::end(&tx, uid, &span, &request).await?;
     tx.commit().await?;
@@ -251,10 +256,8 @@ pub async fn reused(
     headers: HeaderMap,
     Body(request): Body<ReusedSnapshots>,
 ) -> ApiResult<Json<()>> {
-    let pod = pod(&app, &headers, uid).await?;
     let mut db = app.db().await?;
-    let tx = begin_tx(&mut db).await?;
-    let claimed = forks::claimed(&tx, uid, &pod).await?;
+    let (tx, claimed) = change(&app, &headers, uid, &mut db).await?;
     forks::reused(&tx, &claimed, &request).await?;
     tx.commit().await?;
     Ok(Json(()))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{CreateRun, FinishRun, RunCreated};
-use replayfork_client::read::{ForkedFrom, Run, RunKind, RunPage, RunQuery, RunState};
+use replayfork_client::read::{ForkEnd, ForkedFrom, Run, RunKind, RunPage, RunQuery, RunState};
 use replayfork_client::run_id;
 use replayfork_core::model::{RunEnvironment, Status};
 use serde::de::DeserializeOwned;
@@ -25,6 +25,7 @@ pub struct Found {
 
 const COLUMNS: &str = "r.rid, r.ns, r.base_rid, r.id, n.name AS namespace, r.name, r.kind, r.state, r.agent, r.model, r.session, r.labels, r.environment, \
     r.outcome, r.decided_by, r.started, r.ended, r.spans, r.tokens, r.cost_usd, r.rev, r.forked_from, \
+    (SELECT f.result FROM forks f WHERE f.uid = (r.forked_from ->> 'fork')::uuid) AS fork_end, \
     (SELECT count(*) FROM forks f JOIN runs k ON k.rid = f.fork_rid WHERE f.source_rid = r.rid AND k.state <> 'deleted') AS forks";
 
 fn json<T: DeserializeOwned>(row: &Row, column: &str) -> ApiResult<Option<T>> {
@@ -66,6 +67,8 @@ fn found(row: &Row) -> ApiResult<Found> {
         cost_usd: row.get("cost_usd"),
         rev: row.get("rev"),
         forked_from: json::<ForkedFrom>(row, "forked_from")?,
+        // The fork's result has these members among others.
+        fork_end: json::<ForkEnd>(row, "fork_end")?,
         forks: row.get("forks"),
     };
     Ok(Found { rid: row.get("rid"), ns: row.get("ns"), base_rid: row.get("base_rid"), run })
@@ -230,19 +233,28 @@ pub async fn forks_of(client: &impl GenericClient, rid: i64) -> ApiResult<Vec<Ru
     client.query(&sql, &[&rid]).await?.iter().map(|r| found(r).map(|f| f.run)).collect()
 }
 
-/// The run's row lock and its counters; the new revision is taken. `None`: the run takes nothing more.
+/// A run that takes more, locked.
+pub struct Open {
+    pub rid: i64,
+    /// Taken by this transaction.
+    pub rev: i64,
+    pub segments: i32,
+    pub workspace_root: Option<String>,
+}
+
+/// The run's row lock and its counters; the new revision is taken.
 ///
 /// # Errors
 /// 410 for a deleted run, 409 for a sealed one.
-pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiResult<(i64, i64, i32)> {
+pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiResult<Open> {
     let updated = client
         .query_opt(
-            "UPDATE runs SET rev = rev + 1, last_at = now() WHERE id = $1 AND ns = $2 AND kind = 'recorded' AND state IN ('open', 'finished') RETURNING rid, rev, segments",
+            "UPDATE runs SET rev = rev + 1, last_at = now() WHERE id = $1 AND ns = $2 AND kind = 'recorded' AND state IN ('open', 'finished') RETURNING rid, rev, segments, environment ->> 'workspace_root'",
             &[&run, &ns],
         )
         .await?;
     if let Some(row) = updated {
-        return Ok((row.get(0), row.get(1), row.get(2)));
+        return Ok(Open { rid: row.get(0), rev: row.get(1), segments: row.get(2), workspace_root: row.get(3) });
     }
     let row = client.query_opt("SELECT state FROM runs WHERE id = $1 AND ns = $2", &[&run, &ns]).await?;
     match row.as_ref().map(|r| r.get::<_, &str>(0)) {
@@ -256,10 +268,10 @@ pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiRes
 ///
 /// # Errors
 /// 400 for a deciding span that the run does not have; 404, 410.
-pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &FinishRun, now: i64) -> ApiResult<i64> {
-    let (rid, rev, _) = match next_rev(client, run, ns).await {
+pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &FinishRun, now: i64) -> ApiResult<(i64, Option<Spent>)> {
+    let Open { rid, rev, .. } = match next_rev(client, run, ns).await {
         Err(error) if error.reason == "RunSealed" => {
-            return Ok(client.query_one("SELECT rev FROM runs WHERE id = $1", &[&run]).await?.get(0));
+            return Ok((client.query_one("SELECT rev FROM runs WHERE id = $1", &[&run]).await?.get(0), None));
         }
         other => other?,
     };
@@ -285,7 +297,32 @@ pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &F
             &[&rid, &request.outcome.code(), &decided_by, &ended],
         )
         .await?;
-    Ok(rev)
+    Ok((rev, spent(client, &[rid]).await?.pop()))
+}
+
+/// What a sealed run used up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spent {
+    pub agent: String,
+    pub model: Option<String>,
+    pub tokens: i64,
+    pub cost_usd: f64,
+    /// Steps that failed.
+    pub errors: i64,
+}
+
+async fn spent(client: &impl GenericClient, rids: &[i64]) -> ApiResult<Vec<Spent>> {
+    let rows = client
+        .query(
+            "SELECT agent, model, coalesce(tokens, 0), coalesce(cost_usd, 0), (SELECT count(*) FROM spans s WHERE s.rid = r.rid AND s.status = $2)
+             FROM runs r WHERE rid = ANY($1)",
+            &[&rids, &Status::Failed.code()],
+        )
+        .await?;
+    Ok(rows
+        .iter()
+        .map(|row| Spent { agent: row.get(0), model: row.get(1), tokens: row.get(2), cost_usd: row.get(3), errors: row.get(4) })
+        .collect())
 }
 
 /// The recorder of this run is going away and has sent all it had.
@@ -297,20 +334,23 @@ pub async fn goodbye(client: &impl GenericClient, ns: i32, run: Uuid) -> ApiResu
     Ok(())
 }
 
-/// Seals runs whose recorder went silent: ten quiet minutes after its goodbye, a day without one. Returns how many.
+/// Seals runs whose recorder went silent: ten quiet minutes after its goodbye, a day without one. Returns what each used up.
 ///
 /// # Errors
 /// What the database says.
-pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<u64> {
+pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<Vec<Spent>> {
     let canceled = Status::Canceled.code();
-    Ok(client
-        .execute(
+    let rows = client
+        .query(
             "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1, labels = labels || '{\"replayfork.dev/aborted\": \"true\"}'
              WHERE kind = 'recorded' AND state IN ('open', 'finished')
-               AND (last_at < now() - interval '24 hours' OR (goodbye_at IS NOT NULL AND last_at < now() - interval '10 minutes'))",
+               AND (last_at < now() - interval '24 hours' OR (goodbye_at IS NOT NULL AND last_at < now() - interval '10 minutes'))
+             RETURNING rid",
             &[&canceled],
         )
-        .await?)
+        .await?;
+    let rids: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+    if rids.is_empty() { Ok(Vec::new()) } else { spent(client, &rids).await }
 }
 
 /// Deletes a run: its rows go, a tombstone stays, so that batches sent again revive nothing.
@@ -334,4 +374,35 @@ pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()>
     }
     client.execute("UPDATE runs SET state = 'deleted', deleted_at = now() WHERE rid = $1", &[&rid]).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn names_of_agents_models_sessions_and_labels_have_limits_that_are_said() {
+        let refused = |more: Value| {
+            let mut run = json!({"agent": "a"});
+            for (member, value) in more.as_object().unwrap() {
+                run[member] = value.clone();
+            }
+            check(&serde_json::from_value(run).unwrap()).err().map(|e| e.detail).unwrap_or_default()
+        };
+        assert_eq!(refused(json!({"agent": "ä".repeat(253), "labels": {"k": "v"}})), "");
+        let labels: BTreeMap<String, String> = (0..65).map(|i| (i.to_string(), String::new())).collect();
+        for (more, says) in [
+            (json!({"agent": ""}), "agent"),
+            (json!({"agent": "a".repeat(254)}), "agent: has at most 253"),
+            (json!({"model": "nul\0"}), "model"),
+            (json!({"session": "line\nbreak"}), "session"),
+            (json!({"labels": {("k".repeat(254)): ""}}), "labels"),
+            (json!({"labels": labels}), "labels: at most 64, not 65"),
+        ] {
+            let said = refused(more);
+            assert!(said.contains(says), "{said:?} does not say {says:?}");
+        }
+    }
 }

@@ -6,7 +6,8 @@ use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{Edge, SpanUpload};
 use replayfork_client::read::{SpanPage, SpanQuery, SpanSummary};
 use replayfork_core::Digest;
-use replayfork_core::model::{Closing, Fidelity, Opening, Span, SpanKind, Status, Verdict};
+use replayfork_core::footprint::relative;
+use replayfork_core::model::{Closing, Executor, Fidelity, Opening, Span, SpanKind, Status, Verdict};
 use tokio_postgres::Row;
 
 use crate::problem::{ApiError, ApiResult};
@@ -26,14 +27,72 @@ const MAX_COST: f64 = 1e9;
 /// The year 2200, in nanoseconds.
 const MAX_TIME: i64 = 7_258_118_400_000_000_000;
 
-/// Checks what no later reader could live with.
+/// Checks what no later reader could live with: of each span, and that no loop of parents or dependencies is sent at once. What
+/// these refer to may come later, or never: a parent that never comes is none, and a step that needs a span that the run does not
+/// have is not run again.
 ///
 /// # Errors
 /// 400 naming the span and the field.
-pub fn check(upload: &SpanUpload) -> ApiResult<()> {
-    let bad = |message: String| {
-        Err(ApiError::bad_request("SpanInvalid", format!("span {:?}: {message}", upload.id.chars().take(64).collect::<String>())))
-    };
+pub fn check(uploads: &[SpanUpload]) -> ApiResult<()> {
+    uploads.iter().try_for_each(check_one)?;
+    check_loops(uploads, "parent", |opening| opening.parent.as_slice())?;
+    check_loops(uploads, "depends_on", |opening| &opening.depends_on)
+}
+
+fn bad(span: &str, message: impl std::fmt::Display) -> ApiError {
+    ApiError::bad_request("SpanInvalid", format!("span {:?}: {message}", span.chars().take(64).collect::<String>()))
+}
+
+fn check_loops(uploads: &[SpanUpload], field: &str, refers_to: impl Fn(&Opening) -> &[String]) -> ApiResult<()> {
+    let references: HashMap<&str, &[String]> =
+        uploads.iter().filter_map(|u| Some((u.id.as_str(), refers_to(u.opening.as_ref()?)))).filter(|(_, to)| !to.is_empty()).collect();
+    let (mut done, mut on_the_way) = (HashSet::new(), HashSet::new());
+    for start in uploads.iter().map(|u| u.id.as_str()).filter(|id| references.contains_key(id)) {
+        if done.contains(start) {
+            continue;
+        }
+        // The way down to where the walk is, each with what it refers to beyond.
+        let mut way = vec![(start, references[start].iter())];
+        on_the_way.insert(start);
+        while let Some((at, rest)) = way.last_mut() {
+            let at = *at;
+            let Some(next) = rest.next() else {
+                done.insert(at);
+                on_the_way.remove(at);
+                way.pop();
+                continue;
+            };
+            if on_the_way.contains(next.as_str()) {
+                let message = format!("{field}: {next:?} comes back to {at:?}, so that neither could be first; leave one of the two out");
+                return Err(bad(at, message));
+            }
+            if let Some(further) = references.get(next.as_str())
+                && !done.contains(next.as_str())
+            {
+                on_the_way.insert(next);
+                way.push((next, further.iter()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no file is written outside of the workspace. Without a recorded root nothing can be said.
+///
+/// # Errors
+/// 400 naming span, path and root.
+pub fn check_paths(uploads: &[SpanUpload], root: Option<&str>) -> ApiResult<()> {
+    let Some(root) = root else { return Ok(()) };
+    for upload in uploads {
+        if let Some(Executor::FileWrite { path, .. }) = upload.opening.as_ref().and_then(|o| o.executor.as_ref()) {
+            relative(path, Some(root)).map_err(|e| bad(&upload.id, format!("executor.path: {e} ({root:?})")))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_one(upload: &SpanUpload) -> ApiResult<()> {
+    let bad = |message: String| Err(bad(&upload.id, message));
     if upload.id.is_empty() || upload.id.len() > MAX_ID || upload.id.contains('\0') {
         return bad(format!("id: has 1 to {MAX_ID} characters and no NUL"));
     }
@@ -57,6 +116,9 @@ pub fn check(upload: &SpanUpload) -> ApiResult<()> {
     if let Some(opening) = &upload.opening {
         if opening.name.is_empty() || opening.name.len() > MAX_NAME || opening.name.contains('\0') {
             return bad(format!("name: has 1 to {MAX_NAME} characters and no NUL"));
+        }
+        if opening.parent.iter().chain(&opening.depends_on).any(|id| id.is_empty() || id.len() > MAX_ID || id.contains('\0')) {
+            return bad(format!("parent, depends_on: ids have 1 to {MAX_ID} characters and no NUL"));
         }
         if opening.started <= 0 || opening.started > MAX_TIME {
             // Only a recorder knows when "now" was.
@@ -379,4 +441,86 @@ pub async fn one(client: &impl GenericClient, found: &Found, span: &str) -> ApiR
     let mut spans = whole(client, found, std::slice::from_ref(&row)).await?;
     let span = spans.pop().ok_or_else(|| ApiError::internal(&"a span vanished"))?;
     Ok((span, rid))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn span(id: &str, opening: Value, closing: Value) -> SpanUpload {
+        let mut whole = json!({"name": "step", "kind": "ShellCommand", "started": 1_000});
+        for (member, value) in opening.as_object().unwrap() {
+            whole[member] = value.clone();
+        }
+        serde_json::from_value(json!({"id": id, "opening": whole, "closing": closing})).unwrap()
+    }
+
+    fn refused(uploads: &[SpanUpload]) -> String {
+        check(uploads).err().map(|e| format!("{} {}", e.status.as_u16(), e.detail)).unwrap_or_default()
+    }
+
+    #[test]
+    fn numbers_times_and_names_have_limits_that_are_said() {
+        let ended = |more: Value| {
+            let mut closing = json!({"status": "Completed", "ended": 2_000});
+            for (member, value) in more.as_object().unwrap() {
+                closing[member] = value.clone();
+            }
+            closing
+        };
+        let fine =
+            span("a", json!({"name": "n".repeat(512)}), ended(json!({"input_tokens": MAX_TOKENS, "output_tokens": 0, "cost_usd": 1e9})));
+        assert_eq!(refused(&[fine]), "");
+        for (upload, says) in [
+            (span("a", json!({}), ended(json!({"input_tokens": MAX_TOKENS + 1}))), "input_tokens: 1000000000001 is not between"),
+            (span("a", json!({}), ended(json!({"output_tokens": -1}))), "output_tokens: -1 is not between 0"),
+            (span("a", json!({}), ended(json!({"cost_usd": -0.1}))), "cost_usd: -0.1"),
+            (span("a", json!({}), ended(json!({"cost_usd": 1e10}))), "cost_usd"),
+            (span("a", json!({}), ended(json!({"ended": 999}))), "ended: 999 is before"),
+            (span("a", json!({"started": 0}), Value::Null), "started: 0 is no time"),
+            (span("a", json!({"name": "n".repeat(513)}), Value::Null), "name: has 1 to 512"),
+            (span("a", json!({"name": "nul\0"}), Value::Null), "name: has 1 to 512 characters and no NUL"),
+            (span(&"i".repeat(257), json!({}), Value::Null), "id: has 1 to 256"),
+            (span("nul\0", json!({}), Value::Null), "no NUL"),
+            (span("a", json!({"parent": "nul\0"}), Value::Null), "parent"),
+        ] {
+            let said = refused(&[upload]);
+            assert!(said.starts_with("400 span ") && said.contains(says), "{said:?} does not say {says:?}");
+        }
+    }
+
+    #[test]
+    fn a_loop_is_refused_with_both_spans_and_what_comes_later_is_waited_for() {
+        let below = |id: &str, parent: &str| span(id, json!({"parent": parent}), Value::Null);
+        let after = |id: &str, spans: &[&str]| span(id, json!({"depends_on": spans}), Value::Null);
+        for (uploads, field) in [
+            (vec![below("a", "a")], "parent"),
+            (vec![below("a", "b"), below("b", "a")], "parent"),
+            (vec![below("top", "a"), below("a", "b"), below("b", "c"), below("c", "a")], "parent"),
+            (vec![after("a", &["x", "b"]), after("b", &["y", "a"])], "depends_on"),
+        ] {
+            let said = refused(&uploads);
+            assert!(said.starts_with("400 span ") && said.contains(&format!("{field}: \"a\" comes back to")), "{said}");
+        }
+        let fine = [below("b", "a"), below("a", "later"), after("c", &["d", "e"]), after("d", &["e"]), after("e", &["never"])];
+        assert_eq!(refused(&fine), "");
+        // A long chain is walked once, and not once from each of its spans.
+        let chain: Vec<_> = (0..2000).map(|i| below(&i.to_string(), &(i + 1).to_string())).collect();
+        assert_eq!(refused(&chain), "");
+    }
+
+    #[test]
+    fn files_are_written_in_the_workspace_or_not_at_all() {
+        let write = |path: &str| [span("w", json!({"kind": "FileWrite", "executor": {"type": "file_write", "path": path}}), Value::Null)];
+        let refused = |path: &str, root| check_paths(&write(path), root).err().map(|e| e.detail);
+        for path in ["/etc/passwd", "../up", "a/../../b", "/workspaces/a"] {
+            let said = refused(path, Some("/workspace")).unwrap_or_default();
+            assert!(said.contains("span \"w\": executor.path") && said.contains(path) && said.contains("/workspace"), "{said}");
+        }
+        for (path, root) in [("/workspace/a", Some("/workspace")), ("a/b", Some("/workspace")), ("/anywhere", None)] {
+            assert_eq!(refused(path, root), None);
+        }
+    }
 }

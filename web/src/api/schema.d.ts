@@ -621,6 +621,8 @@ export interface components {
         CloseFork: {
             reason: components["schemas"]["CloseReason"];
             message: string;
+            /** @description Id of the first span that was not decided about. Default: the one after the last of which anything was reported. */
+            unreached_from?: string | null;
         };
         /**
          * @description How a fork ended. Only `Succeeded` means that the plan was carried out.
@@ -786,6 +788,11 @@ export interface components {
             registered_at: string;
             claimed_at?: string | null;
             terminal_at?: string | null;
+        };
+        /** @description How a fork ended. */
+        ForkEnd: {
+            reason: components["schemas"]["CloseReason"];
+            message: string;
         };
         /** @description What stands of a terminal fork for ever. */
         ForkResult: {
@@ -1082,6 +1089,7 @@ export interface components {
             /** Format: int64 */
             rev: number;
             forked_from?: components["schemas"]["ForkedFrom"] | null;
+            fork_end?: components["schemas"]["ForkEnd"] | null;
             /**
              * Format: int64
              * @description How many forks name this run as their source.

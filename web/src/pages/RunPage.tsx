@@ -5,7 +5,7 @@ import { absolute, count, duration, usd } from "../lib/format";
 import { go, TABS, type Tab } from "../lib/location";
 import { Inspector } from "../parts/Inspector";
 import { Link } from "../parts/Link";
-import { StatusMark } from "../parts/kinds";
+import { RunMark } from "../parts/kinds";
 import { SpanTree } from "../parts/SpanTree";
 import { Stage } from "../parts/Stage";
 import { Copy, Failure } from "../parts/States";
@@ -120,8 +120,7 @@ function Loaded({ namespace, name, run, spans, forks, step, tab, loading }: Load
     <main className="run">
       <div className="run-head">
         <h1>{name}</h1>
-        {run?.outcome && <StatusMark status={run.outcome} />}
-        {run && run.state !== "sealed" && <span className="chip">recording</span>}
+        {run && <RunMark run={run} />}
         <span className="facts">
           <span>{run?.agent ?? " "}</span>
           <span>{run?.model ?? ""}</span>
@@ -160,6 +159,11 @@ function Loaded({ namespace, name, run, spans, forks, step, tab, loading }: Load
           )}
         </span>
       </div>
+      {run?.fork_end && run.fork_end.reason !== "Succeeded" && (
+        <div className="note">
+          The fork ended as {run.fork_end.reason}: {run.fork_end.message}
+        </div>
+      )}
       <Stage spans={spans} step={step} playing={playing} />
       <Timeline spans={spans} step={step} onStep={show} />
       <div className="transport">

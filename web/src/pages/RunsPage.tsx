@@ -1,6 +1,6 @@
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { useEffect, useRef } from "react";
-import { StatusMark } from "../parts/kinds";
+import { RunMark } from "../parts/kinds";
 import { Link } from "../parts/Link";
 import { Copy, Failure } from "../parts/States";
 import { api, type Run } from "../lib/api";
@@ -101,7 +101,9 @@ function Row({ run, below, namespace }: { run: Run; below: boolean; namespace: s
   const from = run.forked_from;
   return (
     <tr>
-      <td>{run.outcome ? <StatusMark status={run.outcome} /> : run.state === "sealed" ? "–" : "● recording"}</td>
+      <td>
+        <RunMark run={run} />
+      </td>
       <td>
         {below && <span className="fork-indent">└ </span>}
         <Link to={{ page: "run", namespace, run: run.name, step: null, tab: "overview" }}>{run.name}</Link>

@@ -1,5 +1,5 @@
 /** Kinds and states, each with a glyph and a word, so that no meaning rests on colour alone. */
-import type { Fidelity, SpanKind, Status } from "../lib/api";
+import type { Fidelity, Run, SpanKind, Status } from "../lib/api";
 
 interface KindLook {
   glyph: string;
@@ -42,6 +42,18 @@ export function StatusMark({ status, word = true }: { status: Status; word?: boo
   );
 }
 
+/** What became of a run: its outcome, or why a fork has none. */
+export function RunMark({ run }: { run: Run }) {
+  if (run.outcome) return <StatusMark status={run.outcome} />;
+  if (run.state !== "sealed") return <span>● recording</span>;
+  if (!run.fork_end) return <span>–</span>;
+  return (
+    <span className="status status-canceled" title={run.fork_end.message}>
+      <span aria-hidden>{STATUS_GLYPH.Canceled}</span> {run.fork_end.reason}
+    </span>
+  );
+}
+
 export function KindMark({ kind, word = false }: { kind: SpanKind; word?: boolean }) {
   const look = KINDS[kind];
   return (
@@ -60,5 +72,5 @@ export const FIDELITY_WORD: Record<Fidelity, string> = {
   Overridden: "overridden",
   ServedFromRecording: "served from the recording",
   Blocked: "blocked",
-  Skipped: "skipped",
+  Skipped: "not reached",
 };

@@ -1,13 +1,16 @@
 //! The end of a fork: the first one stands, with counts and outcome.
 
+use std::collections::HashSet;
+
 use deadpool_postgres::GenericClient;
-use replayfork_client::fork::{BlockedSpan, CloseReason, ForkResult, ForkState};
+use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
 use replayfork_core::fork::DeletionPolicy;
-use replayfork_core::model::{Closing, Fidelity, SpanKind, Status, Verdict};
+use replayfork_core::model::{Closing, Fidelity, Opening, SpanKind, Status, Verdict};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::steps::write_results;
 use super::{get, unknown};
 use crate::planning::SHOWN;
 use crate::problem::{ApiError, ApiResult};
@@ -18,7 +21,7 @@ use crate::store::{runs, spans};
 ///
 /// # Errors
 /// 404.
-pub async fn close(client: &impl GenericClient, uid: Uuid, reason: CloseReason, message: &str, now: i64) -> ApiResult<ForkResult> {
+pub async fn close(client: &impl GenericClient, uid: Uuid, request: &CloseFork, now: i64) -> ApiResult<ForkResult> {
     let row = client
         .query_opt("SELECT state, result, fork_rid, source_rid FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
         .await?
@@ -26,9 +29,12 @@ pub async fn close(client: &impl GenericClient, uid: Uuid, reason: CloseReason, 
     if row.get::<_, &str>(0) == "terminal" {
         return serde_json::from_value(row.get(1)).map_err(|e| ApiError::internal(&e));
     }
-    let mut result = ForkResult::new(reason, message.chars().take(2000).collect::<String>());
+    let mut result = ForkResult::new(request.reason, request.message.chars().take(2000).collect::<String>());
     if let (Some(fork_rid), Some(source_rid)) = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3)) {
         interrupt_open_steps(client, uid, fork_rid, now).await?;
+        if !matches!(request.reason, CloseReason::Succeeded | CloseReason::Blocked) {
+            skip_unreached(client, uid, fork_rid, source_rid, request, now).await?;
+        }
         summarize(client, fork_rid, source_rid, &mut result).await?;
         // Blocked steps spent nothing here, and executed ones what they spent.
         client
@@ -65,17 +71,7 @@ async fn interrupt_open_steps(client: &impl GenericClient, uid: Uuid, fork_rid: 
         let span: String = row.get(0);
         let row = client.query_one("SELECT ns, segments, rev + 1 FROM runs WHERE rid = $1", &[&fork_rid]).await?;
         let (ns, segments, rev): (i32, i32, i64) = (row.get(0), row.get(1), row.get(2));
-        let closing = Closing {
-            ended: now,
-            status: Status::Canceled,
-            verdict: Verdict::None,
-            output: None,
-            error: Some("Interrupted: the fork ended before this step's result arrived; it may have run".into()),
-            input_tokens: None,
-            output_tokens: None,
-            cost_usd: None,
-            blocked: vec![],
-        };
+        let closing = canceled(now, "Interrupted: the fork ended before this step's result arrived; it may have run".into());
         let mut payloads = Writer::new(segments);
         let place = payloads.add(&closing)?;
         spans::write_closing(client, fork_rid, &span, rev, &closing, &place).await?;
@@ -83,6 +79,71 @@ async fn interrupt_open_steps(client: &impl GenericClient, uid: Uuid, fork_rid: 
         client.execute("UPDATE runs SET segments = $2, rev = $3 WHERE rid = $1", &[&fork_rid, &next, &rev]).await?;
     }
     Ok(())
+}
+
+fn canceled(now: i64, error: String) -> Closing {
+    Closing {
+        ended: now,
+        status: Status::Canceled,
+        verdict: Verdict::None,
+        output: None,
+        error: Some(error),
+        input_tokens: None,
+        output_tokens: None,
+        cost_usd: None,
+        blocked: vec![],
+    }
+}
+
+/// Spans of the plan that the fork did not come to get rows of their own, since a reader would else see the source's results.
+/// What lies before the last reported span was decided about, and reused where it has no row.
+async fn skip_unreached(
+    client: &impl GenericClient,
+    uid: Uuid,
+    fork_rid: i64,
+    source_rid: i64,
+    request: &CloseFork,
+    now: i64,
+) -> ApiResult<()> {
+    let unreached = client
+        .query(
+            "WITH reached AS (
+               SELECT s.ord, s.span_id FROM spans s
+               WHERE s.rid = $3 AND s.span_id IN (SELECT span_id FROM spans WHERE rid = $2 UNION ALL SELECT span_id FROM snapshots WHERE rid = $2)
+               ORDER BY s.ord DESC, s.span_id DESC LIMIT 1),
+             first AS (SELECT ord, span_id FROM spans WHERE rid = $3 AND span_id = $4)
+             SELECT s.span_id FROM forks f CROSS JOIN LATERAL jsonb_array_elements(f.plan -> 'plan' -> 'spans') p
+               JOIN spans s ON s.rid = $3 AND s.span_id = p ->> 'id'
+             WHERE f.uid = $1 AND EXISTS (SELECT 1 FROM runs r WHERE r.rid = $2 AND r.state <> 'deleted')
+               AND NOT EXISTS (SELECT 1 FROM reached WHERE (s.ord, s.span_id) <= (reached.ord, reached.span_id))
+               AND NOT EXISTS (SELECT 1 FROM first WHERE (s.ord, s.span_id) < (first.ord, first.span_id))",
+            &[&uid, &fork_rid, &source_rid, &request.unreached_from],
+        )
+        .await?;
+    if unreached.is_empty() {
+        return Ok(());
+    }
+    let unreached: HashSet<&str> = unreached.iter().map(|row| row.get(0)).collect();
+    let closing = canceled(now, format!("not reached: the fork ended as {} before it came to this step", request.reason));
+    let source = runs::by_rid(client, source_rid).await?;
+    let spans = spans::all(client, &source).await?;
+    let results: Vec<_> = spans
+        .iter()
+        .filter(|span| unreached.contains(span.id.as_str()))
+        .map(|span| {
+            let opening = Opening { started: now, ..span.opening.clone() };
+            let end = EndSpan {
+                fidelity: Fidelity::Skipped,
+                opening,
+                closing: closing.clone(),
+                snapshot_before: None,
+                snapshot_after: None,
+                input_digest: None,
+            };
+            (span, end)
+        })
+        .collect();
+    write_results(client, uid, &results).await
 }
 
 async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
@@ -142,7 +203,7 @@ async fn outcome(client: &impl GenericClient, fork: &runs::Found) -> ApiResult<O
 pub async fn resource_gone(client: &impl GenericClient, uid: Uuid, now: i64) -> ApiResult<()> {
     let fork = get(client, uid).await?;
     if fork.state != ForkState::Terminal {
-        close(client, uid, CloseReason::Deleted, "the ReplayFork was deleted", now).await?;
+        close(client, uid, &CloseFork::new(CloseReason::Deleted, "the ReplayFork was deleted"), now).await?;
     }
     client.execute("UPDATE forks SET cr_gone_at = now() WHERE uid = $1", &[&uid]).await?;
     if fork.deletion_policy == DeletionPolicy::DeleteRun

@@ -1,7 +1,7 @@
 //! Registering: a spec becomes a plan, a pinned source and a run of its own, or a refusal that stands.
 
 use deadpool_postgres::GenericClient;
-use replayfork_client::fork::{CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork};
+use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork};
 use replayfork_client::read::ForkedFrom;
 use replayfork_core::Digest;
 use replayfork_core::fork::ForkSpec;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::close::make_terminal;
-use super::steps::write_result;
+use super::steps::write_results;
 use super::{close, get};
 use crate::config::Config;
 use crate::planning::{self, Refusal};
@@ -97,7 +97,7 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
         } else {
             (CloseReason::Blocked, "every span that the patches reach is blocked".to_owned())
         };
-        close(client, uid, reason, &message, now).await?;
+        close(client, uid, &CloseFork::new(reason, message), now).await?;
     }
     get(client, uid).await
 }
@@ -178,6 +178,7 @@ async fn record_without_sandbox(
     now: i64,
 ) -> ApiResult<()> {
     let spec: ForkSpec = serde_json::from_value(spec.clone()).map_err(|e| ApiError::internal(&e))?;
+    let mut results = Vec::new();
     for planned in &plan.spans {
         let Some(index) = source.index(&planned.id) else { continue };
         let record = &source.spans[index];
@@ -208,10 +209,9 @@ async fn record_without_sandbox(
         let opening = Opening { started: now, ..record.opening.clone() };
         let (snapshot_before, snapshot_after) =
             if fidelity == Fidelity::Overridden { (record.snapshot_before, record.snapshot_after) } else { (None, None) };
-        write_result(client, uid, record, &EndSpan { fidelity, opening, closing, snapshot_before, snapshot_after, input_digest: None })
-            .await?;
+        results.push((record, EndSpan { fidelity, opening, closing, snapshot_before, snapshot_after, input_digest: None }));
     }
-    Ok(())
+    if results.is_empty() { Ok(()) } else { write_results(client, uid, &results).await }
 }
 
 fn overriding(source: &Source, spec: &ForkSpec, index: usize) -> ApiResult<Output> {

@@ -80,19 +80,29 @@ async fn insert_row(
     Ok(())
 }
 
-pub(super) async fn write_result(client: &impl GenericClient, uid: Uuid, span: &Span, result: &EndSpan) -> ApiResult<()> {
+async fn write_result(client: &impl GenericClient, uid: Uuid, span: &Span, result: &EndSpan) -> ApiResult<()> {
+    write_results(client, uid, &[(span, result.clone())]).await
+}
+
+/// Rows of the fork's own for these spans, in one revision.
+pub(super) async fn write_results(client: &impl GenericClient, uid: Uuid, results: &[(&Span, EndSpan)]) -> ApiResult<()> {
     let row = client.query_one("SELECT fork_rid, ns FROM forks WHERE uid = $1", &[&uid]).await?;
     let (rid, ns): (i64, i32) = (row.get(0), row.get(1));
     let (rev, segments) = bump(client, rid).await?;
-    insert_row(client, rid, &span.id, rev, result.fidelity, result.input_digest.as_ref()).await?;
     let mut payloads = Writer::new(segments);
-    let opening = payloads.add(&result.opening)?;
-    spans::write_opening(client, rid, &span.id, rev, span.ord, &result.opening, &opening).await?;
-    let closing = payloads.add(&result.closing)?;
-    spans::write_closing(client, rid, &span.id, rev, &result.closing, &closing).await?;
+    for (span, result) in results {
+        insert_row(client, rid, &span.id, rev, result.fidelity, result.input_digest.as_ref()).await?;
+        let opening = payloads.add(&result.opening)?;
+        spans::write_opening(client, rid, &span.id, rev, span.ord, &result.opening, &opening).await?;
+        let closing = payloads.add(&result.closing)?;
+        spans::write_closing(client, rid, &span.id, rev, &result.closing, &closing).await?;
+    }
     let next = payloads.finish(client, ns, rid).await?;
     client.execute("UPDATE runs SET segments = $2 WHERE rid = $1", &[&rid, &next]).await?;
-    put_states(client, ns, rid, &span.id, result.snapshot_before, result.snapshot_after).await
+    for (span, result) in results {
+        put_states(client, ns, rid, &span.id, result.snapshot_before, result.snapshot_after).await?;
+    }
+    Ok(())
 }
 
 async fn put_states(
