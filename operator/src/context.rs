@@ -44,6 +44,9 @@ pub enum Error {
 }
 
 impl Error {
+    /// All that [`Error::kind`] says.
+    pub const KINDS: [&str; 5] = ["cluster", "api", "build", "address", "invalid"];
+
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Cluster(_) => "cluster",

@@ -17,6 +17,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use replayfork_crds::{ReplayFork, condition};
 
+use crate::context::Error;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ForkLabels {
     pub reason: String,
@@ -66,7 +68,9 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("replayfork_operator");
         let finished = Family::default();
         let reconcile_seconds = Histogram::new(exponential_buckets(0.001, 2.0, 14));
-        let errors = Family::default();
+        let errors = Family::<ErrorLabels, Counter>::default();
+        // There from the start, so that the first error is an increase.
+        Error::KINDS.iter().for_each(|kind| drop(errors.get_or_create(&ErrorLabels { kind })));
         let leader = Gauge::default();
         let waiting = Family::default();
         // From a second, below which no creation time tells, to four and a half hours.

@@ -47,7 +47,10 @@ fn e2e_metrics_tell_of_the_queue_of_starts_and_of_agents(place: &Place) -> Resul
     for metric in ["replayfork_operator_fork_seconds_to_start_count", "replayfork_operator_fork_seconds_to_finish_count"] {
         ensure!(sum(&after, metric) > sum(&before, metric), "{metric} did not grow:\n{after}");
     }
-    ensure!(after.contains("replayfork_operator_reconcile_errors"), "errors are not counted:\n{after}");
+    for kind in ["cluster", "api", "invalid"] {
+        let metric = format!("replayfork_operator_reconcile_errors_total{{kind=\"{kind}\"}}");
+        ensure!(after.contains(&metric), "{metric} is not told:\n{after}");
+    }
     let answer = place.ask("GET", "/metrics", None, None)?;
     let text = String::from_utf8(answer.body)?;
     let runs = sum(&text, "replayfork_agent_runs_total");

@@ -44,7 +44,7 @@ enum Command {
     /// Put the executor into a volume and make the workspace's folder: what the init container does.
     Init(init::Init),
     /// Carry out a fork.
-    Run(Run),
+    Run(Box<Run>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -108,7 +108,7 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-            match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(carry_out(run))) {
+            match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(carry_out(*run))) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
                     tracing::error!("{error:#}");
