@@ -42,6 +42,8 @@ use crate::metrics::{ErrorLabels, Metrics};
 type Guarded = DeserializeGuard<ReplayFork>;
 
 const CONCURRENCY: u16 = 16;
+/// Events of one moment are dealt with together; each that comes in between starts the wait anew.
+const DEBOUNCE: Duration = Duration::from_millis(10);
 const SHORTEST_RETRY: Duration = Duration::from_millis(500);
 
 #[tokio::main]
@@ -114,7 +116,7 @@ async fn work(ctx: Arc<Context>) {
     let controller = Controller::new(Api::<Guarded>::all(client.clone()), watcher::Config::default());
     let _ = ctx.metrics.forks.set(controller.store());
     let controller = controller
-        .with_config(ControllerConfig::default().concurrency(CONCURRENCY).debounce(Duration::from_millis(50)))
+        .with_config(ControllerConfig::default().concurrency(CONCURRENCY).debounce(DEBOUNCE))
         .owns(Api::<Job>::all(client.clone()), ours.clone())
         .watches(Api::<Pod>::all(client), ours, |pod| {
             let namespace = pod.namespace()?;

@@ -21,7 +21,7 @@ use replayfork_tests::until;
 use replayfork_tests::world::World;
 use serde_json::{Value, json};
 
-/// How often each is started.
+/// How often each is started, if `--rounds=N` says nothing else.
 const ROUNDS: usize = 20;
 const GOAL: f64 = 1.25;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -61,15 +61,20 @@ fn bench() -> Result<()> {
     place.record()?;
     let rest = [("operator", "operator"), ("api-server", "api-server")].map(|(part, container)| resident(&world, part, container));
     let (mut measured, mut log) = (Measured::default(), String::new());
-    for round in 0..ROUNDS {
+    let rounds = rounds()?;
+    for round in 0..rounds {
         interrupt::check()?;
+        let phase = phase(round);
+        std::thread::sleep(phase);
         let fork = a_fork(&place, round, &mut measured, &mut log)?;
         let shape = fork.jobs()?.into_iter().next().context("the fork has no Job")?;
         fork.delete()?;
         fork.objects_go()?;
+        std::thread::sleep(phase);
         measured.bare.push(a_job(&place, &format!("bare-{round}"), &same_shape(&shape), &mut log)?);
+        std::thread::sleep(phase);
         measured.one.push(a_job(&place, &format!("one-{round}"), &one_container(&shape)?, &mut log)?);
-        println!("round {} of {ROUNDS}", round + 1);
+        println!("round {} of {rounds}", round + 1);
     }
     let folder = world.project.join("target/bench");
     std::fs::create_dir_all(&folder)?;
@@ -82,19 +87,31 @@ fn bench() -> Result<()> {
         let (part, kilobytes) = rss?;
         println!("rss {part} at rest {:.1} MB", kilobytes as f64 / 1e3);
     }
-    report(&mut measured);
+    report(&mut measured, rounds);
     Ok(())
 }
 
-fn report(measured: &mut Measured) {
+/// A part of a second to wait before each start. kubelet looks at its containers once a second, and sees then that an init
+/// container has ended; who starts as soon as the one before is gone always meets the same moment between two looks. The golden
+/// ratio spreads the starts over all of them.
+fn phase(round: usize) -> Duration {
+    Duration::from_secs_f64((round as f64 * 0.618_033_988_749_895).fract())
+}
+
+fn rounds() -> Result<usize> {
+    let asked = std::env::args().find_map(|argument| argument.strip_prefix("--rounds=").map(str::to_owned));
+    asked.map_or(Ok(ROUNDS), |n| n.parse().with_context(|| format!("--rounds={n}")))
+}
+
+fn report(measured: &mut Measured, rounds: usize) {
     let Measured { fork, restore, policy, ready, bare, one } = measured;
     let (fork, ready, bare, one) = (median(fork), median(ready), median(bare), median(one));
     println!("restore {:.3} s (median)", median(restore));
     println!("policy wait {:.3} s (median)", median(policy));
     println!("restore and policy wait together {ready:.3} s (median of the longer)");
-    println!("fork {fork:.3} s (median of {ROUNDS}, apply to first re-executed step)");
-    println!("bare job of the same shape {bare:.3} s (median of {ROUNDS}, apply to main container)");
-    println!("bare job of one container {one:.3} s (median of {ROUNDS})");
+    println!("fork {fork:.3} s (median of {rounds}, apply to first re-executed step)");
+    println!("bare job of the same shape {bare:.3} s (median of {rounds}, apply to main container)");
+    println!("bare job of one container {one:.3} s (median of {rounds})");
     println!("ratio fork-start-to-one-container {:.2}", (fork - ready) / one);
     println!("ratio fork-start {:.2} <= {GOAL}", (fork - ready) / bare);
 }
@@ -135,6 +152,15 @@ fn a_fork<'a>(place: &'a Place<'a>, round: usize, measured: &mut Measured, log: 
     };
     let (restore, policy) = (milliseconds("restore_ms")?, milliseconds("policy_ms")?);
     writeln!(log, "{name} applied {applied} step {} restore {restore} policy {policy}", said.trim())?;
+    // Each hop with its time, for whoever asks where the time goes.
+    let system: Api<Pod> = Api::namespaced(place.world.client.clone(), NAMESPACE);
+    let mut hops = courier;
+    for operator in place.world.parts("operator")? {
+        let last = LogParams { tail_lines: Some(100), ..LogParams::default() };
+        let acted = place.world.wait(system.logs(&operator.name_any(), &last))?;
+        hops.extend(acted.lines().filter(|line| line.contains(&format!("\"{name}\""))).flat_map(|line| [line, "\n"]));
+    }
+    hops.lines().try_for_each(|line| writeln!(log, "  {line}"))?;
     measured.restore.push(restore);
     measured.policy.push(policy);
     measured.ready.push(restore.max(policy));
