@@ -87,12 +87,13 @@ async fn text(client: &impl GenericClient, ns: i32, entry: Option<&Entry>) -> Ap
 /// "`test_validate` now passes; one command ran again, seven results were reused, one model call is blocked."
 fn sentence(diff: &Diff, fork: &Found, right: &[Span], reused: i64) -> String {
     let mut clauses = Vec::new();
+    let unreached = |span: &SpanDiff| span.b.as_ref().is_some_and(|b| b.fidelity == Fidelity::Skipped);
     let headline = diff.spans.iter().find_map(change_of_fate).or_else(|| {
-        let id = diff.first_divergent_span.as_ref()?;
-        let span = diff.spans.iter().find(|s| s.span == *id)?;
+        let span = diff.spans.iter().find(|s| s.output_differs && !unreached(s))?;
         Some(format!("`{}` gives another output", span.name))
     });
-    let headline = headline.unwrap_or_else(|| "Nothing differs but timing".to_owned());
+    let same = if diff.spans.iter().any(unreached) { "Nothing differs in what the fork came to" } else { "Nothing differs but timing" };
+    let headline = headline.unwrap_or_else(|| same.to_owned());
     let of = |fidelity| right.iter().filter(move |s| s.fidelity == fidelity).map(|s| s.opening.kind).collect::<Vec<_>>();
     let ran = of(Fidelity::Reexecuted);
     if !ran.is_empty() {

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use replayfork_core::model::Closing;
 use replayfork_tests::fork::{Fork, manifest, script};
 use replayfork_tests::place::{AGENT, Place};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Scenario, scenarios};
 
@@ -37,7 +37,12 @@ fn e2e_full_tmp_stops_the_step_and_names_volume_limit_and_field(place: &Place) -
     fork.left(&["lint Canceled Reexecuted"])?;
     let said = ended(&fork, "lint")?.error.unwrap_or_default();
     says(&said, &["WorkspaceFull", "the step was stopped"])?;
-    says(&said, &words)
+    says(&said, &words)?;
+    // At once and by far: whether courier or kubelet sees it first, it is told as the same.
+    let burst = script("lint", "head -c 300000000 /dev/zero > /tmp/fill; exec sleep 65.2");
+    let fork = place.fork(&manifest("burst", AGENT, "lint", json!([burst]), json!({"sandbox": {"scratchSize": "64Mi"}})))?;
+    says(&fork.ends_as("WorkspaceFull")?.message, &words)?;
+    fork.left(&["lint Canceled Reexecuted"])
 }
 
 fn e2e_home_that_cant_be_written_is_replaced_and_the_run_says_so(place: &Place) -> Result<()> {
@@ -83,5 +88,7 @@ fn e2e_sandbox_that_the_cluster_refuses_ends_the_fork_in_its_words(place: &Place
     let fork = place.fork(&manifest("bad-account", AGENT, "lint", patches(), account))?;
     says(&fork.ends_as("CreateFailed")?.message, &["serviceAccountName", "not a name"])?;
     fork.left(&["lint Canceled Skipped"])?;
-    says(&ended(&fork, "lint")?.error.unwrap_or_default(), &["not reached", "CreateFailed"])
+    says(&ended(&fork, "lint")?.error.unwrap_or_default(), &["not reached", "CreateFailed"])?;
+    let diff: Value = place.replay(&["diff", &fork.name])?;
+    says(diff["summary"].as_str().unwrap_or_default(), &["Nothing differs in what the fork came to", "one step was not reached"])
 }
