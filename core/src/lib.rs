@@ -3,7 +3,9 @@
 //! Everything here is pure. This room never does I/O, reads no clock and no environment; whoever needs bytes
 //! from a workspace hands them in through [`replay::Workspace`].
 
+pub mod answers;
 pub mod binding;
+pub mod concurrency;
 pub mod contract;
 pub mod diff;
 pub mod digest;
