@@ -153,6 +153,11 @@ impl Source {
         }
     }
 
+    /// The span that holds this one.
+    pub fn parent(&self, span: usize) -> Option<usize> {
+        self.parent[span].filter(|&p| p != span)
+    }
+
     /// Parents of a span, innermost first. A loop of parents ends where it closes.
     pub fn ancestors(&self, span: usize) -> Vec<usize> {
         let mut chain = Vec::new();

@@ -295,7 +295,8 @@ impl<'l> Lists<'l> {
         ends.push((self.a.len(), self.b.len()));
         let (mut at_a, mut at_b, mut keys_a, mut keys_b) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (end_x, end_y) in ends {
-            (at_a.clear(), at_b.clear(), keys_a.clear(), keys_b.clear());
+            [&mut at_a, &mut at_b].into_iter().for_each(Vec::clear);
+            [&mut keys_a, &mut keys_b].into_iter().for_each(Vec::clear);
             for at in x..end_x {
                 let i = self.a[at];
                 if let Some(key) = key_a(i).filter(|_| aligner.to_b[i as usize] == NONE) {

@@ -70,11 +70,11 @@ impl FileChange {
         use FileSide::{Directory, File, Symlink};
         let mut remarks = Vec::new();
         match (&self.before, &self.after) {
-            (Some(File { executable: x, .. }), Some(File { executable: y, .. })) => {
-                if x != y {
-                    remarks.push(if *y { "became executable" } else { "is no longer executable" }.to_owned());
-                }
+            (Some(File { executable: true, .. }), Some(File { executable: false, .. })) => {
+                remarks.push("is no longer executable".to_owned())
             }
+            (Some(File { executable: false, .. }), Some(File { executable: true, .. })) => remarks.push("became executable".to_owned()),
+            (Some(File { .. }), Some(File { .. })) => {}
             (Some(Symlink { target: x }), Some(Symlink { target: y })) => remarks.push(format!("led to {x}, leads to {y}")),
             (Some(before), Some(after)) => remarks.push(format!("was {}, is {}", before.noun(), after.noun())),
             (None, Some(side @ (Symlink { .. } | Directory))) | (Some(side @ (Symlink { .. } | Directory)), None) => {

@@ -19,6 +19,7 @@ pub use align::{Pair, align};
 pub use files::{FileChange, FileChangeKind, FileSide};
 pub use json::{JsonChange, JsonDiff, json_diff};
 pub use pair::Budget;
+pub(crate) use side::same_input;
 pub use text::{MAX_DIFF_TEXT, MAX_LINE, MAX_UNIFIED, unified};
 
 use crate::model::{Fidelity, Span, SpanKind, Status, Verdict};

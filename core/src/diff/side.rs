@@ -178,7 +178,7 @@ fn input(span: &Span) -> u64 {
 }
 
 /// Whether two steps were asked the same, by what [`input`] counts.
-pub(super) fn same_input(a: &Span, b: &Span) -> bool {
+pub(crate) fn same_input(a: &Span, b: &Span) -> bool {
     let (x, y) = (&a.opening, &b.opening);
     let asked = match (&x.executor, &y.executor) {
         (None, None) => true,
