@@ -24,7 +24,7 @@ pub use text::{MAX_DIFF_TEXT, MAX_LINE, MAX_UNIFIED, unified};
 
 use crate::model::{Fidelity, Span, SpanKind, Status, Verdict};
 use crate::reason::Blocked;
-use pair::{Counterpart, compare};
+use pair::{Counterpart, Found, compare};
 
 /// Pairs of spans that one diff lists.
 pub const MAX_PAIRS: usize = 10_000;
@@ -196,10 +196,10 @@ pub fn by_alignment(a: &[Span], b: &[Span]) -> Diff {
 fn diff(matching: Matching, pairs: Vec<Counterpart<'_>>, a: Totals, b: Totals) -> Diff {
     let mut diff = Diff { matching, a, b, ..Diff::default() };
     let mut budget = Budget::default();
-    let first = pair::first_divergence(&pairs);
     let mut workspace = None;
-    for (at, pair) in pairs.iter().enumerate() {
-        let found = compare(matching, pair, &mut workspace);
+    let found: Vec<Found> = pairs.iter().map(|pair| compare(matching, pair, &mut workspace)).collect();
+    let first = pair::first_divergence(&pairs, &found);
+    for (at, (pair, found)) in pairs.iter().zip(found).enumerate() {
         match (pair.a.is_some(), pair.b.is_some()) {
             (true, false) => diff.counts.only_a += 1,
             (false, true) => diff.counts.only_b += 1,
@@ -295,8 +295,17 @@ impl<'s> Outline<'s> {
 }
 
 /// A fork's steps ran at other times than those that it reuses, so durations are added up rather than measured from first to last.
-pub fn totals<'s>(spans: impl Iterator<Item = Outline<'s>> + Clone) -> Totals {
-    let parents: HashSet<&str> = spans.clone().filter_map(|s| s.parent).collect();
+pub fn totals<'s>(spans: impl Iterator<Item = Outline<'s>>) -> Totals {
+    let spans: Vec<Outline<'_>> = spans.collect();
+    let mut parents: HashSet<&str> = HashSet::new();
+    let mut last = None;
+    for span in &spans {
+        // Siblings follow each other: most need no look-up.
+        if span.parent.is_some() && span.parent != last {
+            parents.extend(span.parent);
+            last = span.parent;
+        }
+    }
     let mut totals = Totals::default();
     for span in spans {
         totals.spans += 1;

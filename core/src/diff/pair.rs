@@ -95,10 +95,6 @@ impl Found {
     }
 }
 
-fn output_differs(a: &Span, b: &Span) -> bool {
-    a.status() != b.status() || a.output() != b.output()
-}
-
 /// `workspace` is the difference of the two workspaces that was seen last.
 pub(super) fn compare(matching: Matching, pair: &Counterpart<'_>, workspace: &mut Option<(Digest, Digest)>) -> Found {
     let (Some(a), Some(b)) = (pair.a, pair.b) else {
@@ -108,7 +104,7 @@ pub(super) fn compare(matching: Matching, pair: &Counterpart<'_>, workspace: &mu
         return Found::default();
     }
     let mut found = Found {
-        output: output_differs(a, b),
+        output: a.status() != b.status() || a.output() != b.output(),
         input: !same_input(a, b),
         verdict: a.verdict() != b.verdict(),
         ran: b.fidelity != Fidelity::Recorded,
@@ -127,18 +123,13 @@ pub(super) fn compare(matching: Matching, pair: &Counterpart<'_>, workspace: &mu
 }
 
 /// The earliest pair whose outputs differ, and of those that hold others the innermost.
-pub(super) fn first_divergence(pairs: &[Counterpart<'_>]) -> Option<usize> {
-    let diverges = |p: &Counterpart<'_>| match (p.a, p.b) {
-        (Some(a), Some(b)) => !std::ptr::eq(a, b) && output_differs(a, b),
-        _ => true,
-    };
-    let first = pairs.iter().position(diverges)?;
-    let alone = |p: &Counterpart<'_>| p.a.is_none() || p.b.is_none();
-    let may_hold = |p: &Counterpart<'_>| p.a.is_some_and(|a| a.opening.executor.is_none()) && !alone(p);
+pub(super) fn first_divergence(pairs: &[Counterpart<'_>], found: &[Found]) -> Option<usize> {
+    let first = found.iter().position(|f| f.output)?;
+    let may_hold = |p: &Counterpart<'_>| p.b.is_some() && p.a.is_some_and(|a| a.opening.executor.is_none());
     if !may_hold(&pairs[first]) {
         return Some(first);
     }
-    let all: Vec<usize> = (first..pairs.len()).filter(|&at| diverges(&pairs[at])).collect();
+    let all: Vec<usize> = (first..pairs.len()).filter(|&at| found[at].output).collect();
     let (above_a, above_b) = (above(pairs, &all, |p| p.a), above(pairs, &all, |p| p.b));
     let holds = |p: &Counterpart<'_>| {
         may_hold(p) && (p.a.is_some_and(|a| above_a.contains(a.id.as_str())) || p.b.is_some_and(|b| above_b.contains(b.id.as_str())))
