@@ -37,6 +37,8 @@ CREATE TABLE runs (
   -- A fork's rows are read over those of its base, which is never a fork itself.
   base_rid bigint REFERENCES runs,
   forked_from jsonb,
+  -- Output, file and snapshot patches that a fork of this fork takes over, each with its target's id.
+  inherits jsonb NOT NULL DEFAULT '[]',
   late_spans int NOT NULL DEFAULT 0,
   last_at timestamptz NOT NULL DEFAULT now(),
   goodbye_at timestamptz,
@@ -142,9 +144,13 @@ CREATE TABLE snapshots (
   node bytea,
   content bytea,
   missing text,
+  -- Taken over from the fork that this run forks.
+  inherited boolean NOT NULL DEFAULT false,
   PRIMARY KEY (rid, span_id, edge),
   CHECK ((node IS NULL) = (content IS NULL) AND (node IS NULL) = (missing IS NOT NULL))
 );
+
+CREATE INDEX snapshots_by_content ON snapshots (content);
 
 -- Packs of blobs. No foreign key and no index from blobs to packs: collection walks packs.
 CREATE TABLE packs (
@@ -216,5 +222,38 @@ CREATE TABLE fork_steps (
   span_id text COLLATE "C" NOT NULL,
   state text NOT NULL CHECK (state IN ('begun', 'ended')),
   begun_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (uid, span_id)
+);
+
+-- The result cache: under the digest of all inputs, the fork's span that was executed with them.
+CREATE TABLE results (
+  ns int NOT NULL,
+  key bytea NOT NULL,
+  rid bigint NOT NULL REFERENCES runs,
+  span_id text COLLATE "C" NOT NULL,
+  PRIMARY KEY (ns, key)
+);
+CREATE INDEX results_by_run ON results (rid);
+
+-- Contents sent for patches, kept for a day unless a fork is registered that names them.
+CREATE TABLE uploads (
+  ns int NOT NULL,
+  digest bytea NOT NULL,
+  size bigint NOT NULL,
+  uploaded_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (ns, digest)
+);
+CREATE TABLE fork_blobs (
+  uid uuid NOT NULL REFERENCES forks ON DELETE CASCADE,
+  digest bytea NOT NULL,
+  PRIMARY KEY (uid, digest)
+);
+
+-- What a model's endpoint was asked for a step of a fork: once.
+CREATE TABLE fork_answers (
+  uid uuid NOT NULL REFERENCES forks ON DELETE CASCADE,
+  span_id text COLLATE "C" NOT NULL,
+  asked_at timestamptz NOT NULL DEFAULT now(),
+  answer jsonb,
   PRIMARY KEY (uid, span_id)
 );

@@ -52,6 +52,12 @@ pub struct Config {
     /// uid for forks of runs that recorded none, or 0.
     #[arg(long, env = "REPLAYFORK_SANDBOX_DEFAULT_UID", default_value_t = 65532, value_parser = clap::value_parser!(i64).range(1..=4_294_967_294))]
     pub sandbox_default_uid: i64,
+    /// JSON file with the model endpoints that forks may use.
+    #[arg(long, env = "REPLAYFORK_ENDPOINTS_FILE")]
+    pub endpoints_file: Option<PathBuf>,
+    /// Bytes that one uploaded content of a patch may have.
+    #[arg(long, env = "REPLAYFORK_MAX_CONTENT_BYTES", default_value_t = 32 << 20)]
+    pub max_content_bytes: usize,
     /// Bytes that one request may have.
     #[arg(long, env = "REPLAYFORK_MAX_REQUEST_BYTES", default_value_t = 64 << 20)]
     pub max_request_bytes: usize,

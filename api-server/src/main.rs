@@ -6,6 +6,7 @@ mod auth;
 mod config;
 mod db;
 mod diffing;
+mod endpoints;
 mod metrics;
 mod planning;
 mod problem;
@@ -25,6 +26,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::auth::Authenticator;
 use crate::config::{AuthMode, Config, LogFormat};
+use crate::endpoints::Endpoints;
 use crate::state::App;
 use crate::tls::{Certificate, TlsListener};
 
@@ -60,7 +62,8 @@ async fn main() -> anyhow::Result<()> {
             None
         }
     };
-    let app = App::new(config.clone(), pool, Authenticator::new(cluster));
+    let endpoints = Endpoints::load(config.endpoints_file.as_deref())?;
+    let app = App::new(config.clone(), pool, Authenticator::new(cluster), endpoints);
     tokio::spawn(housekeeping(app.clone()));
 
     let probe = TcpListener::bind(config.probe_listen).await.with_context(|| format!("can't listen on {}", config.probe_listen))?;

@@ -4,18 +4,22 @@ use std::collections::BTreeMap;
 
 use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, CloseReason, PlanOverview};
-use replayfork_client::read::{RunKind, RunState};
+use replayfork_client::read::RunState;
+use replayfork_core::Digest;
+use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::fork::ForkSpec;
-use replayfork_core::model::{RunEnvironment, Span};
-use replayfork_core::plan::{Plan, plan};
-use replayfork_core::source::{Changed, Source};
-use replayfork_snapshot::{diff, path_text};
+use replayfork_core::model::{RunEnvironment, SnapshotRef};
+use replayfork_core::patch::{Contents, Patch, Refused};
+use replayfork_core::plan::{self, FactsNeeded, Plan, Prepared};
+use replayfork_core::source::{Facts, FileFact, SnapshotFact, Source};
+use replayfork_snapshot::{Kind, diff, entry_at, path_bytes, path_text};
 
 use crate::config::Config;
+use crate::endpoints::Endpoints;
 use crate::problem::{ApiError, ApiResult};
-use crate::store::blobs::{Loaded, Trees};
+use crate::store::blobs::{self, Loaded, Trees};
 use crate::store::runs::Found;
-use crate::store::spans;
+use crate::store::{snapshots, spans};
 
 /// Blocked spans that an overview shows.
 pub const SHOWN: usize = 20;
@@ -24,6 +28,9 @@ pub const SHOWN: usize = 20;
 const RESERVED: [&str; 14] =
     ["/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/root", "/run", "/sbin", "/sys", "/usr"];
 
+/// Where a run without a workspace has an empty one.
+const NO_WORKSPACE: &str = "/workspace";
+
 /// Why a spec has no plan, for ever.
 #[derive(Debug)]
 pub struct Refusal {
@@ -31,78 +38,120 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// Reads a run as planning sees it.
-///
-/// # Errors
-/// What the database says.
-pub async fn load(client: &impl GenericClient, found: &Found) -> ApiResult<Source> {
-    let spans = spans::all(client, found).await?;
-    let bare = Source::new(found.run.environment.clone(), spans, BTreeMap::new());
-    let changed = changed(client, found.ns, &bare).await?;
-    let Source { environment, spans, .. } = bare;
-    Ok(Source::new(environment, spans, changed))
+/// All that a plan is made from.
+pub struct Input {
+    pub source: Source,
+    pub contents: Contents,
 }
 
-/// Which paths changed during each unit, and between it and the unit before.
-async fn changed(client: &impl GenericClient, ns: i32, source: &Source) -> ApiResult<BTreeMap<String, Changed>> {
-    let mut pairs = Vec::new();
-    let mut last: Option<&Span> = None;
-    for (i, span) in source.spans.iter().enumerate().filter(|(i, _)| source.is_unit(*i)) {
-        if let (Some(before), Some(previous)) = (span.snapshot_before, last.and_then(|s| s.snapshot_after))
-            && before.content != previous.content
-        {
-            pairs.push((i, true, previous.node, before.node));
-        }
-        if let (Some(before), Some(after)) = (span.snapshot_before, span.snapshot_after)
-            && before.content != after.content
-        {
-            pairs.push((i, false, before.node, after.node));
-        }
-        if span.snapshot_after.is_some() {
-            last = Some(span);
+impl Input {
+    /// Uploaded contents that the spec and inherited patches name.
+    pub fn digests(&self, spec: &ForkSpec) -> Vec<Digest> {
+        named(spec, &self.source.inherited)
+    }
+}
+
+fn named(spec: &ForkSpec, inherited: &[Patch]) -> Vec<Digest> {
+    let all = spec.contents().chain(inherited.iter().flat_map(Patch::contents));
+    let mut digests: Vec<Digest> = all.filter_map(|c| c.digest.parse().ok()).collect();
+    digests.sort_unstable();
+    digests.dedup();
+    digests
+}
+
+/// Reads a run as planning a fork of it needs it.
+///
+/// # Errors
+/// What the database says; inside, why the spec can't be planned.
+pub async fn load(client: &impl GenericClient, found: &Found, spec: &ForkSpec) -> ApiResult<Result<Input, Refusal>> {
+    let source = source(client, found).await?;
+    let mut contents = Contents::default();
+    for digest in named(spec, &source.inherited) {
+        // What is not there is said by whoever needs it, with the patch that names it.
+        match blobs::get(client, found.ns, &digest).await {
+            Ok(content) => contents.insert(content),
+            Err(error) if error.reason == "BlobsMissing" => {}
+            Err(error) => return Err(error),
         }
     }
+    let needed = match Prepared::facts_needed(&source, &contents, spec) {
+        Ok(needed) => needed,
+        Err(refused) => return Ok(Err(refused.into())),
+    };
+    let facts = facts(client, found, &source, needed).await?;
+    Ok(Ok(Input { source: source.with_facts(facts), contents }))
+}
+
+/// A run with what each of its spans changed.
+pub async fn source(client: &impl GenericClient, found: &Found) -> ApiResult<Source> {
+    let spans = spans::all(client, found).await?;
     let mut trees = Trees::default();
-    trees.load(client, ns, pairs.iter().flat_map(|(_, _, a, b)| [*a, *b])).await?;
-    let mut changed: BTreeMap<String, Changed> = BTreeMap::new();
-    for (i, gap, a, b) in pairs {
-        let paths = diff(&mut trees.nodes, &mut Loaded, Some(&a), Some(&b))?.into_iter().map(|c| path_text(&c.path)).collect();
-        let of_span = changed.entry(source.spans[i].id.clone()).or_default();
-        if gap {
-            of_span.before = paths;
-        } else {
-            of_span.during = paths;
+    let states: Vec<Digest> = spans.iter().flat_map(|s| [s.snapshot_before, s.snapshot_after]).flatten().map(|s| s.node).collect();
+    trees.load(client, found.ns, states).await?;
+    let bare = Source::new(found.run.environment.clone(), spans, BTreeMap::new());
+    let changed = recorded_changes(&bare, |a, b| changed_paths(&mut trees, a, b))?;
+    let row = client.query_one("SELECT inherits FROM runs WHERE rid = $1", &[&found.rid]).await?;
+    let inherited = serde_json::from_value(row.get(0)).map_err(|e| ApiError::internal(&e))?;
+    let Source { environment, spans, .. } = bare;
+    Ok(Source::new(environment, spans, changed).with_inherited(inherited))
+}
+
+fn changed_paths(trees: &mut Trees, a: &SnapshotRef, b: &SnapshotRef) -> ApiResult<Vec<String>> {
+    Ok(diff(&mut trees.nodes, &mut Loaded, Some(&a.node), Some(&b.node))?.into_iter().map(|c| path_text(&c.path)).collect())
+}
+
+/// What patches meet in the recorded workspaces.
+async fn facts(client: &impl GenericClient, found: &Found, source: &Source, needed: FactsNeeded) -> ApiResult<Facts> {
+    let mut facts = Facts::default();
+    let mut trees = Trees::default();
+    let befores = needed.files.iter().map(|(_, before, _)| before).chain(needed.snapshots.iter().map(|(_, before, _)| before));
+    let roots: Vec<Digest> = befores.flatten().map(|s| s.node).collect();
+    trees.load(client, found.ns, roots).await?;
+    for (target, before, files) in needed.files {
+        let of_target = facts.files.entry(source.spans[target].id.clone()).or_default();
+        for file in files {
+            let mut fact = FileFact::default();
+            if let Some(before) = before {
+                let entry = entry_at(&mut trees.nodes, &mut Loaded, &before.node, &path_bytes(&file.path))?;
+                fact.same = Some(false);
+                if let Some(Kind::File { executable, digest, .. }) = entry.map(|e| e.kind) {
+                    fact = FileFact { same: Some(digest == Digest::of(&file.content)), executable };
+                }
+            }
+            of_target.insert(file.path, fact);
         }
     }
-    Ok(changed)
+    for (target, before, content) in needed.snapshots {
+        let Some((state, _)) = snapshots::by_content(client, found.ns, &content).await? else { continue };
+        trees.load(client, found.ns, [state.node]).await?;
+        let changed = before.map(|before| changed_paths(&mut trees, &before, &state)).transpose()?;
+        facts.snapshots.insert(source.spans[target].id.clone(), SnapshotFact { state, changed });
+    }
+    Ok(facts)
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        let reason = match refused.reason() {
+            "SpanNotFound" => CloseReason::SpanNotFound,
+            "SpanAmbiguous" => CloseReason::SpanAmbiguous,
+            "SpecInvalid" => CloseReason::SpecInvalid,
+            _ => CloseReason::PatchRefused,
+        };
+        Self { reason, message: refused.to_string() }
+    }
 }
 
 /// Plans a spec against a run, and resolves what the sandbox gets.
 ///
 /// # Errors
 /// The refusal that ends the fork, in the user's words.
-pub fn plan_fork(config: &Config, found: &Found, source: &Source, spec: &ForkSpec) -> Result<(Plan, PlanOverview), Refusal> {
-    let refuse = |reason, message| Err(Refusal { reason, message });
-    if found.run.kind == RunKind::Fork {
-        let message = format!(
-            "spec.source.run: {:?} is itself a fork; fork the run it comes from ({:?}) with the patches of both",
-            found.run.name,
-            found.run.forked_from.as_ref().map_or("", |f| f.run_name.as_str())
-        );
-        return refuse(CloseReason::SpecInvalid, message);
+pub fn plan_fork(config: &Config, endpoints: &Endpoints, found: &Found, fork: &Prepared<'_>) -> Result<(Plan, PlanOverview), Refusal> {
+    if let Some(endpoint) = &fork.spec.model.endpoint {
+        endpoints.check(endpoint, &found.run.namespace).map_err(|message| Refusal { reason: CloseReason::SpecInvalid, message })?;
     }
-    if spec.patches.is_empty() {
-        return refuse(CloseReason::SpecInvalid, "spec.patches: at least one patch is needed".into());
-    }
-    let plan = plan(source, spec).map_err(|refused| Refusal {
-        reason: match refused.reason() {
-            "SpanNotFound" => CloseReason::SpanNotFound,
-            "SpanAmbiguous" => CloseReason::SpanAmbiguous,
-            _ => CloseReason::PatchRefused,
-        },
-        message: refused.to_string(),
-    })?;
-    let environment = resolve(config, &plan)?;
+    let plan = plan::of(fork);
+    let environment = resolve(config, fork.source, &plan)?;
     let blocked_spans = plan
         .spans
         .iter()
@@ -115,12 +164,16 @@ pub fn plan_fork(config: &Config, found: &Found, source: &Source, spec: &ForkSpe
     Ok((plan, overview))
 }
 
-fn resolve(config: &Config, plan: &Plan) -> Result<RunEnvironment, Refusal> {
-    let recorded = &plan.environment;
-    let mut environment = recorded.clone();
+fn resolve(config: &Config, source: &Source, plan: &Plan) -> Result<RunEnvironment, Refusal> {
+    let mut recorded = plan.environment.clone();
     if !plan.needs_sandbox() {
-        return Ok(environment);
+        return Ok(recorded);
     }
+    let has_workspace = source.spans.iter().any(|s| s.snapshot_before.is_some() || s.snapshot_after.is_some());
+    if recorded.workspace_root.is_none() && !has_workspace {
+        recorded.workspace_root = Some(NO_WORKSPACE.to_owned());
+    }
+    let mut environment = recorded.clone();
     let Some(root) = recorded.workspace_root.as_deref() else {
         let message =
             "the run recorded no workspace root, so its workspace can't be restored; record it with REPLAYFORK_WORKSPACE set".to_owned();

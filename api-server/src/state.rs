@@ -9,6 +9,7 @@ use deadpool_postgres::{Object, Pool, Transaction};
 
 use crate::auth::{Authenticator, Caller, Right};
 use crate::config::{AuthMode, Config};
+use crate::endpoints::Endpoints;
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, ApiResult};
 
@@ -19,6 +20,7 @@ pub struct Inner {
     pub config: Config,
     pub pool: Pool,
     pub auth: Authenticator,
+    pub endpoints: Endpoints,
     pub metrics: Metrics,
 }
 
@@ -31,8 +33,8 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    pub fn new(config: Config, pool: Pool, auth: Authenticator) -> Self {
-        Self(Arc::new(Inner { config, pool, auth, metrics: Metrics::default() }))
+    pub fn new(config: Config, pool: Pool, auth: Authenticator, endpoints: Endpoints) -> Self {
+        Self(Arc::new(Inner { config, pool, auth, endpoints, metrics: Metrics::default() }))
     }
 
     /// # Errors

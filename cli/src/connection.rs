@@ -107,10 +107,10 @@ impl Connection {
         path.strip_prefix(&self.service).filter(|rest| rest.starts_with('/')).unwrap_or(path)
     }
 
-    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<T> {
+    async fn ask<T: DeserializeOwned>(&self, method: Method, path: &str, body: Vec<u8>, content_type: &str) -> anyhow::Result<T> {
         let token = self.token().await?;
         let answer = async {
-            let response = self.send(method, path, body, Some("application/json"), &token).await?;
+            let response = self.send(method, path, body, Some(content_type), &token).await?;
             let status = response.status();
             anyhow::Ok((status, response.into_body().collect().await.context("the answer broke off")?.to_bytes()))
         };
@@ -134,13 +134,21 @@ impl Connection {
     /// # Errors
     /// What the api-server says.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.ask(Method::GET, path, Vec::new()).await
+        self.ask(Method::GET, path, Vec::new(), JSON).await
     }
 
     /// # Errors
     /// What the api-server says.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
-        self.ask(Method::POST, path, serde_json::to_vec(body)?).await
+        self.ask(Method::POST, path, serde_json::to_vec(body)?, JSON).await
+    }
+
+    /// Sends a content as it is.
+    ///
+    /// # Errors
+    /// What the api-server says.
+    pub async fn post_bytes<T: DeserializeOwned>(&self, path: &str, body: Vec<u8>) -> anyhow::Result<T> {
+        self.ask(Method::POST, path, body, "application/octet-stream").await
     }
 
     /// `?namespace=NAME`
@@ -148,6 +156,8 @@ impl Connection {
         format!("?namespace={}", encode(&self.namespace))
     }
 }
+
+const JSON: &str = "application/json";
 
 /// The bearer token of a kubeconfig, if it has one.
 fn bearer(config: &Config) -> anyhow::Result<Option<String>> {

@@ -2,11 +2,14 @@
 
 mod connection;
 mod diff;
+mod forensics;
 mod manifest;
 mod plan;
+mod screen;
 mod show;
 mod text;
 mod ui;
+mod upload;
 
 use std::process::ExitCode;
 
@@ -82,11 +85,24 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
-    /// Compare two runs, or a fork with its source.
+    /// Send content for a patch that is too large for a ReplayFork, and get the digest that names it.
+    Upload {
+        /// A file, or - for standard input.
+        file: String,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Compare any two runs, or a fork with its source.
     Diff {
         /// A run, or a ReplayFork.
         a: String,
         b: Option<String>,
+        #[command(flatten)]
+        format: Format,
+    },
+    /// Say what went wrong in a run, and because of what.
+    Forensics {
+        run: String,
         #[command(flatten)]
         format: Format,
     },
@@ -136,7 +152,9 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Plan { filename, format } => {
             plan::plan(&connection, target.namespace.as_deref(), &manifest::read(&filename)?, format.output).await
         }
+        Command::Upload { file, format } => upload::upload(&connection, &file, format.output).await,
         Command::Diff { a, b, format } => diff::diff(&connection, &a, b.as_deref(), format.output).await,
+        Command::Forensics { run, format } => forensics::forensics(&connection, &run, format.output).await,
         Command::Ui { port } => ui::serve(connection, port).await,
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::Output;
 use crate::connection::Connection;
 use crate::manifest::{Manifest, admitted};
-use crate::text::{structured, table};
+use crate::text::{safe, structured, table};
 
 /// Plans each of the forks, and says of each which it is where there are several. `named` is the namespace that the user gave.
 ///
@@ -66,6 +66,12 @@ fn show(answer: &PlanAnswer, output: Output) {
         c.may_run_or_block,
         c.reusable
     );
+    if plan.check {
+        println!("No patches: every step that can be is run on its recorded inputs, to see whether it gives what it gave.");
+    }
+    for warning in &plan.warnings {
+        println!("Note: {}.", safe(warning));
+    }
     if plan.is_empty() {
         println!("Nothing has to run: the patches change nothing that any span would see.");
     } else if !plan.needs_sandbox() {
@@ -90,14 +96,14 @@ fn show(answer: &PlanAnswer, output: Output) {
             let causes: Vec<_> = span.causes.iter().map(|c| format!("{c:?}")).collect();
             let mut row = vec![span.name.clone(), span.kind.to_string(), what.to_owned(), causes.join(", "), blocked(span)];
             if output == Output::Wide {
-                row.extend([span.id.clone(), span.triggers.join(", ")]);
+                row.extend([span.id.clone(), span.triggers.join(", "), span.input_digest.map_or_else(String::new, |d| d.to_string())]);
             }
             row
         })
         .collect();
     let mut header = vec!["SPAN", "KIND", "IN THE FORK", "BECAUSE", "BLOCKED BY"];
     if output == Output::Wide {
-        header.extend(["ID", "THROUGH"]);
+        header.extend(["ID", "THROUGH", "TO APPROVE"]);
     }
     table(&header, &rows);
 }

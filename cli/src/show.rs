@@ -2,11 +2,13 @@
 
 use replayfork_client::fork::CloseReason;
 use replayfork_client::read::{Run, RunKind, RunPage, SpanDetail, SpanPage, SpanSummary};
+use replayfork_core::model::Status;
 use serde_json::json;
 
-use crate::Output;
 use crate::connection::{Connection, encode};
+use crate::screen::Screen;
 use crate::text::{age, cost, duration, fidelity, number, safe, status, structured, table};
+use crate::{Output, forensics};
 
 fn outcome(run: &Run) -> String {
     match (run.outcome, &run.fork_end) {
@@ -126,6 +128,11 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
     }
     if let Some(end) = found.fork_end.as_ref().filter(|end| end.reason != CloseReason::Succeeded) {
         println!("ended as {}: {}", end.reason, safe(&end.message));
+    }
+    if found.outcome.is_some_and(|o| o != Status::Completed) || spans.iter().any(|s| s.blocked.is_some()) {
+        let mut screen = Screen::detect();
+        forensics::brief(&forensics::of(connection, run).await?, &found.name, &mut screen);
+        screen.print();
     }
     println!();
     let fork = found.kind == RunKind::Fork;

@@ -1,7 +1,5 @@
 //! How things are said in a terminal.
 
-use std::io::IsTerminal;
-
 use replayfork_core::model::{Fidelity, Status};
 use serde::Serialize;
 
@@ -110,25 +108,6 @@ pub fn fidelity(fidelity: Fidelity) -> &'static str {
         Fidelity::Recorded => "",
         Fidelity::Skipped => "not reached",
         other => other.as_str(),
-    }
-}
-
-/// A unified diff, coloured where the terminal can; headers and hunks stay as they are.
-pub fn diff(text: &str, indent: &str) {
-    let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    for line in text.lines() {
-        let line = &safe(line);
-        let colour = match line.as_bytes().first() {
-            Some(b'+') => "\x1b[32m",
-            Some(b'-') => "\x1b[31m",
-            Some(b'@') => "\x1b[36m",
-            _ => "",
-        };
-        if colours && !colour.is_empty() {
-            println!("{indent}{colour}{line}\x1b[0m");
-        } else {
-            println!("{indent}{line}");
-        }
     }
 }
 

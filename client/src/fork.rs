@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use replayfork_core::Digest;
 use replayfork_core::fork::{DeletionPolicy, ForkSpec};
 use replayfork_core::model::{Closing, Fidelity, Opening, RunEnvironment, SnapshotRef, Span, SpanKind, Status};
+use replayfork_core::patch::Patch;
 use replayfork_core::plan::PlanCounts;
 use replayfork_core::reason::Blocked;
-use replayfork_core::source::Changed;
+use replayfork_core::source::{Changed, Facts};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -95,6 +96,20 @@ pub struct ForkResult {
     /// At most 20.
     #[serde(default)]
     pub blocked_spans: Vec<BlockedSpan>,
+    /// Of a fork without patches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reproducibility: Option<Reproducibility>,
+    /// What a reader should know, at most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// What a check of a run found: how many of its steps gave what they gave when recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Reproducibility {
+    pub identical: i64,
+    pub differs: i64,
+    pub not_executable: i64,
 }
 
 impl ForkResult {
@@ -110,6 +125,8 @@ impl ForkResult {
             overridden: 0,
             blocked: 0,
             blocked_spans: vec![],
+            reproducibility: None,
+            warnings: vec![],
         }
     }
 }
@@ -172,11 +189,15 @@ pub struct CloseFork {
     /// Id of the first span that was not decided about. Default: the one after the last of which anything was reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unreached_from: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reproducibility: Option<Reproducibility>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 impl CloseFork {
     pub fn new(reason: CloseReason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), unreached_from: None }
+        Self { reason, message: message.into(), unreached_from: None, reproducibility: None, warnings: Vec::new() }
     }
 }
 
@@ -198,6 +219,11 @@ pub struct Bundle {
     pub sandbox: RunEnvironment,
     pub spans: Vec<Span>,
     pub changed: BTreeMap<String, Changed>,
+    pub facts: Facts,
+    /// Patches of the forks that the source comes from.
+    pub inherited: Vec<Patch>,
+    /// Uploaded contents that the spec and inherited patches name; `GET …/contents/{digest}` has them.
+    pub contents: Vec<Digest>,
     /// Seconds of execution.
     pub deadline_seconds: i64,
 }
@@ -222,6 +248,42 @@ pub struct EndSpan {
     pub snapshot_after: Option<SnapshotRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_digest: Option<Digest>,
+    /// Under which other forks may use the result. Only of steps that were executed and ended by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_key: Option<Digest>,
+    /// Spans below this one, which have no result of their own any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
+}
+
+/// `GET /sandbox/v1/forks/{uid}/results/{key}`: a result that another fork left, which this fork then depends on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CachedResult {
+    pub closing: Closing,
+    /// The workspace around it there; what differs between them is what it changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_before: Option<SnapshotRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_after: Option<SnapshotRef>,
+    /// Run and span that it was executed in.
+    pub run: Uuid,
+    pub span: String,
+}
+
+/// `POST /sandbox/v1/forks/{uid}/spans/{span}/model`: the api-server asks the endpoint that the fork's spec names, once per step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct AskModel {
+    /// A chat completion's body.
+    pub request: serde_json::Value,
+}
+
+/// What the endpoint answered, or why there is no answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ModelAnswered {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<serde_json::Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// `POST /sandbox/v1/forks/{uid}/snapshots`: workspace states around spans that are reused, where they differ from the recorded ones.

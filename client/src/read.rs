@@ -224,11 +224,16 @@ pub struct RunDiff {
     pub b: Run,
     /// The difference in a sentence.
     pub summary: String,
+    /// Whether the two ended in another way.
+    pub outcome_changed: bool,
     /// How many spans of `b` ran again, were reused, overridden, blocked.
     pub reexecuted: i64,
     pub reused: i64,
     pub overridden: i64,
     pub blocked: i64,
+    /// What was not compared, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     pub diff: Diff,
 }
 
@@ -244,4 +249,12 @@ pub struct PlanAnswer {
     pub run: Uuid,
     pub run_name: String,
     pub plan: Plan,
+}
+
+/// Answer to `POST /api/v1/uploads`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Uploaded {
+    /// What a patch names as `contentFrom.digest`.
+    pub digest: Digest,
+    pub size: i64,
 }

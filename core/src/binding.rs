@@ -103,6 +103,30 @@ pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
     Ok(found)
 }
 
+/// Whether rendering can't fail once every hole has a value: plain holes, their fields and filters that take any text.
+pub fn always_renders(source: &str) -> bool {
+    let Ok(Stmt::Template(template)) = minijinja::machinery::parse(source, "binding", syntax()) else { return false };
+    template.children.iter().all(|child| match child {
+        Stmt::EmitRaw(_) => true,
+        Stmt::EmitExpr(emit) => is_plain(&emit.expr),
+        _ => false,
+    })
+}
+
+fn is_plain(expr: &Expr<'_>) -> bool {
+    match expr {
+        Expr::Var(_) => true,
+        Expr::Const(_) => true,
+        Expr::GetItem(item) => matches!(&item.expr, Expr::Var(var) if var.id == "spans"),
+        Expr::GetAttr(attr) => is_plain(&attr.expr) && ["text", "stdout", "stderr", "exit_code", "status"].contains(&attr.name),
+        Expr::Filter(filter) => {
+            let takes_any = ["words", "lines", "trim", "quote"].contains(&filter.name) && filter.args.is_empty();
+            takes_any && filter.expr.as_ref().is_some_and(is_plain)
+        }
+        _ => false,
+    }
+}
+
 /// Counts the tokens of each expression before it is parsed: parser, evaluator and destructor go down one level of the stack for
 /// each operator of a chain, so an expression must be bounded by more than its nesting.
 fn check_size(source: &str) -> Result<(), BindingError> {

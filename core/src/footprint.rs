@@ -35,6 +35,15 @@ impl Pattern {
         is_at_or_below(a, b) || is_at_or_below(b, a)
     }
 
+    /// The form in which it is declared.
+    pub fn declared(&self) -> String {
+        match self {
+            Pattern::Path(path) => path.clone(),
+            Pattern::Below(path) if path.is_empty() => "./".to_owned(),
+            Pattern::Below(path) => format!("{path}/"),
+        }
+    }
+
     pub fn path(&self) -> &str {
         match self {
             Pattern::Path(p) | Pattern::Below(p) => p,
@@ -91,7 +100,11 @@ pub fn relative(path: &str, root: Option<&str>) -> Result<String, PathError> {
     Ok(parts.join("/"))
 }
 
-fn pattern(text: &str, root: Option<&str>) -> Result<Pattern, PathError> {
+/// A declared path; `dir/` is all below.
+///
+/// # Errors
+/// As [`relative`].
+pub fn pattern(text: &str, root: Option<&str>) -> Result<Pattern, PathError> {
     let path = relative(text, root)?;
     Ok(if text.ends_with('/') || path.is_empty() { Pattern::Below(path) } else { Pattern::Path(path) })
 }
@@ -105,11 +118,40 @@ pub struct Footprint {
 }
 
 impl Footprint {
+    /// Whether it touches the workspace at all.
+    pub fn is_none(&self) -> bool {
+        self.sees.is_empty() && self.writes.is_empty()
+    }
+
+    /// Whether neither of two steps that ran at the same time could see or undo what the other one wrote.
+    pub fn excludes(&self, other: &Footprint) -> bool {
+        let apart = |a: &Footprint, b: &Footprint| !a.sees.iter().chain(&a.writes).any(|p| b.writes.iter().any(|w| p.overlaps(w)));
+        apart(self, other) && apart(other, self)
+    }
+
+    /// Whether a change of `path` is one that these writes declare; folders that a declared path lies in may come and go.
+    pub fn declares(writes: &[Pattern], path: &str) -> bool {
+        let change = Pattern::Path(path.to_owned());
+        writes.iter().any(|w| w.covers(&change) || w.path().strip_prefix(path).is_some_and(|rest| rest.starts_with('/')))
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn with(mut self, other: Footprint) -> Self {
+        for (into, from) in [(&mut self.sees, other.sees), (&mut self.writes, other.writes)] {
+            into.extend(from);
+            into.sort();
+            into.dedup();
+        }
+        self
+    }
+
     fn none() -> Self {
         Self::default()
     }
 
-    fn whole() -> Self {
+    /// Everything, read and written.
+    pub fn whole() -> Self {
         Self { sees: vec![Pattern::all()], writes: vec![Pattern::all()] }
     }
 

@@ -1,13 +1,16 @@
-//! The domain of ReplayFork: runs and spans, bindings, patches, plans, digests and diffs.
+//! The domain of ReplayFork: runs and spans, bindings, patches, plans, digests, diffs and forensics.
 //!
 //! Everything here is pure. This room never does I/O, reads no clock and no environment; whoever needs bytes
 //! from a workspace hands them in through [`replay::Workspace`].
 
+pub mod answers;
 pub mod binding;
+pub mod concurrency;
 pub mod contract;
 pub mod diff;
 pub mod digest;
 pub mod footprint;
+pub mod forensics;
 pub mod fork;
 pub mod model;
 pub mod patch;

@@ -128,6 +128,7 @@ pub enum Executor {
         #[serde(default)]
         executable: bool,
     },
+    /// A call of a model. `request` is the body of a chat completion; bindings named by JSON pointers (RFC 6901) render into it.
     Model {
         provider: String,
         #[serde(default)]
@@ -207,7 +208,8 @@ pub struct Opening {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executor: Option<Executor>,
     /// Templates by the field of the executor that they render (`script`, `argv`, `stdin`, `cwd`, `content`,
-    /// `env.NAME`); other names only count as inputs.
+    /// `env.NAME`; of a model call's request the place by its JSON pointer, as in `/messages/0/content`); other names only
+    /// count as inputs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub input_bindings: BTreeMap<String, Binding>,
     /// Ids of spans whose outputs this one needs beyond its bindings.
@@ -229,6 +231,9 @@ pub struct Opening {
     /// Names of inputs that were removed before they were recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub redacted: Vec<String>,
+    /// The step needs the network: it is run again only where `spec.sandbox.egress` opens some of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub network: bool,
 }
 
 impl Opening {
@@ -311,6 +316,31 @@ pub struct Closing {
     /// Why a span of a fork is blocked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocked: Vec<crate::reason::Blocked>,
+    /// Of a fork without patches: whether the step gave what it gave when recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reproduced: Option<bool>,
+    /// Paths that nobody knows from this blocked span of a fork on: it would have written them. `dir/` is all below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
+}
+
+impl Closing {
+    /// A closing that says how and when, and nothing else.
+    pub fn new(ended: i64, status: Status, output: Option<Output>) -> Self {
+        Self {
+            ended,
+            status,
+            verdict: Verdict::None,
+            output,
+            error: None,
+            input_tokens: None,
+            output_tokens: None,
+            cost_usd: None,
+            blocked: Vec::new(),
+            reproduced: None,
+            unknown: Vec::new(),
+        }
+    }
 }
 
 fn no_verdict() -> Verdict {
@@ -339,6 +369,10 @@ pub struct Span {
     pub snapshot_before: Option<SnapshotRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_after: Option<SnapshotRef>,
+    /// Start and end in the run that the step was first recorded in, where a fork has run it since, or seen it in another
+    /// workspace. They say what it followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_recorded: Option<(i64, i64)>,
     /// Digest of the inputs that a result of this span belongs to, where it was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_digest: Option<Digest>,

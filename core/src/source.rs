@@ -1,4 +1,4 @@
-//! A recorded run as planning sees it: its spans in order, its tree, and what each span changed.
+//! A recorded run as planning sees it: its spans in order, its tree, what each span changed, and which ran at the same time.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::binding::Hole;
-use crate::model::{RunEnvironment, Span};
-use crate::patch::Refused;
+use crate::concurrency::{self, Group};
+use crate::footprint::Footprint;
+use crate::model::{RunEnvironment, SnapshotRef, Span, Status};
+use crate::patch::{Patch, Refused};
 
 /// Workspace paths that changed around a recorded span, relative to the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -15,9 +17,40 @@ pub struct Changed {
     /// Between the predecessor's end and this span's start, outside of any span.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<String>,
-    /// Between this span's start and end.
+    /// By this span; of spans whose changes can't be told apart, by any of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub during: Vec<String>,
+    /// Of those, the ones outside of what it declares to write: they void its declaration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<String>,
+}
+
+/// What the recorded workspace has at a path that a FileContentOverride writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FileFact {
+    /// It is a file with the patch's content and x bit already; absent where its state at that moment was not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same: Option<bool>,
+    /// It is a file with its x bit set.
+    pub executable: bool,
+}
+
+/// The workspace that a SnapshotOverride names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotFact {
+    pub state: SnapshotRef,
+    /// Paths that differ in it from the recorded workspace before the span; absent where that was not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<Vec<String>>,
+}
+
+/// What patches meet in the recorded workspaces; looked up by whoever has them. By id of the target span.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Facts {
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, BTreeMap<String, FileFact>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub snapshots: BTreeMap<String, SnapshotFact>,
 }
 
 /// The record that a fork starts from.
@@ -26,10 +59,20 @@ pub struct Source {
     /// In order of (ord, id).
     pub spans: Vec<Span>,
     pub changed: BTreeMap<String, Changed>,
+    pub facts: Facts,
+    /// Output, file and snapshot patches of the forks that this run comes from, each with its target's id.
+    pub inherited: Vec<Patch>,
     by_id: HashMap<String, usize>,
     by_name: HashMap<String, Vec<usize>>,
     parent: Vec<Option<usize>>,
     has_children: Vec<bool>,
+    /// The outermost ancestor with an executor.
+    unit_above: Vec<Option<usize>>,
+    inner: BTreeMap<usize, Vec<usize>>,
+    groups: Vec<Group>,
+    group_of: HashMap<usize, usize>,
+    /// From here on a fork has walked the run, one step after the other.
+    walked_from: usize,
 }
 
 impl Source {
@@ -45,7 +88,45 @@ impl Source {
         for p in parent.iter().flatten() {
             has_children[*p] = true;
         }
-        Self { environment, spans, changed, by_id, by_name, parent, has_children }
+        let mut source = Self {
+            environment,
+            unit_above: vec![None; spans.len()],
+            spans,
+            changed,
+            facts: Facts::default(),
+            inherited: Vec::new(),
+            by_id,
+            by_name,
+            parent,
+            has_children,
+            inner: BTreeMap::new(),
+            groups: Vec::new(),
+            group_of: HashMap::new(),
+            walked_from: usize::MAX,
+        };
+        source.walked_from = source.spans.iter().position(|s| s.first_recorded.is_some()).unwrap_or(usize::MAX);
+        for i in 0..source.spans.len() {
+            let unit = source.ancestors(i).into_iter().rev().find(|&a| source.spans[a].opening.executor.is_some());
+            source.unit_above[i] = unit;
+            if let Some(unit) = unit {
+                source.inner.entry(unit).or_default().push(i);
+            }
+        }
+        source.groups = concurrency::groups(&source);
+        source.group_of = source.groups.iter().enumerate().flat_map(|(g, group)| group.members.iter().map(move |&m| (m, g))).collect();
+        source
+    }
+
+    #[must_use]
+    pub fn with_facts(mut self, facts: Facts) -> Self {
+        self.facts = facts;
+        self
+    }
+
+    #[must_use]
+    pub fn with_inherited(mut self, inherited: Vec<Patch>) -> Self {
+        self.inherited = inherited;
+        self
     }
 
     pub fn root(&self) -> Option<&str> {
@@ -76,6 +157,11 @@ impl Source {
         }
     }
 
+    /// The span that holds this one.
+    pub fn parent(&self, span: usize) -> Option<usize> {
+        self.parent[span].filter(|&p| p != span)
+    }
+
     /// Parents of a span, innermost first. A loop of parents ends where it closes.
     pub fn ancestors(&self, span: usize) -> Vec<usize> {
         let mut chain = Vec::new();
@@ -97,12 +183,17 @@ impl Source {
 
     /// The outermost ancestor with an executor: the unit that runs instead of this span.
     pub fn unit_above(&self, span: usize) -> Option<usize> {
-        self.ancestors(span).into_iter().rev().find(|&a| self.spans[a].opening.executor.is_some())
+        self.unit_above[span]
     }
 
     /// Whether the span is one that plans and replays treat by itself.
     pub fn is_unit(&self, span: usize) -> bool {
-        !self.is_container(span) && self.unit_above(span).is_none()
+        !self.is_container(span) && self.unit_above[span].is_none()
+    }
+
+    /// The spans below a unit, which never run by themselves.
+    pub fn inner(&self, unit: usize) -> &[usize] {
+        self.inner.get(&unit).map_or(&[], Vec::as_slice)
     }
 
     /// What a hole in a binding of `span` refers to: the nearest earlier span that had ended when this one started.
@@ -110,8 +201,8 @@ impl Source {
     /// # Errors
     /// No such span, in words.
     pub fn resolve(&self, span: usize, hole: &Hole) -> Result<usize, String> {
-        let started = self.spans[span].opening.started;
-        let earlier = |&i: &usize| i < span && self.spans[i].closing.as_ref().is_some_and(|c| c.ended <= started);
+        let started = self.interval(span).0;
+        let earlier = |&i: &usize| i < span && self.interval(i).1 <= started;
         match hole {
             Hole::Name(name) => {
                 let named = self.by_name.get(name).map_or(&[][..], Vec::as_slice);
@@ -129,8 +220,132 @@ impl Source {
         }
     }
 
+    /// When the step began and ended; one whose end was not recorded may have gone on for ever.
+    pub fn interval(&self, span: usize) -> (i64, i64) {
+        let record = &self.spans[span];
+        if let Some(first) = record.first_recorded {
+            return first;
+        }
+        let started = record.opening.started;
+        (started, record.closing.as_ref().map_or(i64::MAX, |c| c.ended.max(started)))
+    }
+
+    /// Whether a fork has walked this part of the run: its states of the workspace then follow the sequence.
+    pub fn is_walked(&self, span: usize) -> bool {
+        span >= self.walked_from
+    }
+
     pub fn changed(&self, span: usize) -> &Changed {
-        static NOTHING: Changed = Changed { before: Vec::new(), during: Vec::new() };
+        static NOTHING: Changed = Changed { before: Vec::new(), during: Vec::new(), outside: Vec::new() };
         self.changed.get(&self.spans[span].id).unwrap_or(&NOTHING)
+    }
+
+    /// The recorded footprint of a unit with all below it. A path that is none of the workspace, or a change outside of what
+    /// is declared, makes it everything.
+    pub fn footprint(&self, unit: usize) -> Footprint {
+        let of = |span: usize| {
+            let opening = &self.spans[span].opening;
+            Footprint::of(opening, opening.executor.as_ref(), self.root()).unwrap_or_else(|_| Footprint::whole())
+        };
+        let mut footprint = of(unit);
+        for &inner in self.inner(unit) {
+            footprint = footprint.with(of(inner));
+        }
+        if self.changed(unit).outside.is_empty() { footprint } else { Footprint::whole() }
+    }
+
+    /// The units that ran at the same time as this one and whose changes can't be told from its own.
+    pub fn entangled(&self, span: usize) -> Option<&Group> {
+        self.group_of.get(&span).map(|&g| &self.groups[g]).filter(|g| !g.separable)
+    }
+
+    /// Whether the changes of two units can't be told apart.
+    pub fn tangled(&self, a: usize, b: usize) -> bool {
+        self.entangled(a).is_some_and(|g| g.members.contains(&b))
+    }
+
+    /// Where the walk of a fork begins: at the unit that the span is part of, or at the first unit of a group that spans it.
+    pub fn walk_from(&self, fork_span: usize) -> usize {
+        let unit = self.unit_above[fork_span].unwrap_or(fork_span);
+        let spanning = self.groups.iter().filter(|g| g.members.iter().any(|&m| m >= unit) && g.members[0] < unit);
+        spanning.map(|g| g.members[0]).min().unwrap_or(unit)
+    }
+
+    /// The recorded workspace before the walk begins; `None` where none was recorded.
+    pub fn start_state(&self, first: usize) -> Option<SnapshotRef> {
+        let record = &self.spans[first];
+        if let Some(state) = record.snapshot_before.filter(|_| !record.did_not_run()) {
+            return Some(state);
+        }
+        let units = |range: std::ops::Range<usize>| range.filter(|&i| self.is_unit(i) && !self.spans[i].did_not_run());
+        // A step that writes nothing and has no snapshots left what was there.
+        let tells = |&i: &usize| self.spans[i].snapshot_after.is_some() || !self.footprint(i).writes.is_empty();
+        let ended = |i: usize| if self.is_walked(i) { i64::MAX } else { self.interval(i).1 };
+        match units(0..first).filter(tells).max_by_key(|&i| (ended(i), i)) {
+            Some(last) => self.spans[last].snapshot_after,
+            // Nothing has changed it yet: it is what the last step to see it found, or the next one will.
+            None => self.spans[..=first].iter().rev().find_map(|s| s.snapshot_before).or_else(|| {
+                let decides = |&i: &usize| {
+                    let writes = self.is_unit(i) && !self.spans[i].did_not_run() && !self.footprint(i).writes.is_empty();
+                    self.spans[i].snapshot_before.is_some() || writes
+                };
+                (first..self.spans.len()).find(decides).and_then(|i| self.spans[i].snapshot_before)
+            }),
+        }
+    }
+
+    /// The recorded workspace as a replay that keeps everything would have it right before a unit. `None` where no snapshot shows
+    /// it: between steps that ran at the same time, and which are replayed one after the other.
+    pub fn state_for_patches(&self, unit: usize) -> Option<SnapshotRef> {
+        let amid = self.groups.iter().find(|g| g.members[0] < unit && g.members.last().is_some_and(|&last| unit <= last));
+        match amid {
+            Some(group) if group.separable => None,
+            Some(group) => self.spans[group.members[0]].snapshot_before,
+            None => self.start_state(unit),
+        }
+    }
+
+    /// The recorded workspace that a unit's inputs are compared with.
+    pub fn state_before(&self, span: usize) -> Option<SnapshotRef> {
+        match self.entangled(span) {
+            Some(group) => self.spans[group.members[0]].snapshot_before,
+            None => self.spans[span].snapshot_before,
+        }
+    }
+
+    /// The recorded workspace once a unit's changes, and those that can't be told from them, are in it.
+    pub fn state_after(&self, span: usize) -> Option<SnapshotRef> {
+        match self.entangled(span) {
+            Some(group) => group.last_ended.and_then(|m| self.spans[m].snapshot_after),
+            None => self.spans[span].snapshot_after,
+        }
+    }
+
+    /// The paths that change when a unit's recorded result is kept: those of units that can't be told apart all with the last one.
+    pub fn kept_changes(&self, span: usize) -> &[String] {
+        match self.entangled(span) {
+            Some(group) if group.members.last() != Some(&span) => &[],
+            _ => &self.changed(span).during,
+        }
+    }
+
+    /// Whether the record shows what the span by itself changed in the workspace.
+    pub fn shows_changes(&self, span: usize) -> bool {
+        let record = &self.spans[span];
+        let captured = record.snapshot_before.is_some() && record.snapshot_after.is_some();
+        self.entangled(span).is_none() && (captured || self.footprint(span).writes.is_empty())
+    }
+
+    /// Whether there is a result to reuse: an output, and the workspace around a step that may write.
+    pub fn has_result(&self, span: usize) -> bool {
+        let record = &self.spans[span];
+        let writes = !self.footprint(span).writes.is_empty();
+        record.output().is_some() && (!writes || (record.snapshot_before.is_some() && record.snapshot_after.is_some()))
+    }
+
+    /// Whether the span has no result because a fork left it so.
+    pub fn was_left_out(&self, span: usize) -> bool {
+        let record = &self.spans[span];
+        record.status() == Status::Blocked || record.fidelity == crate::model::Fidelity::Skipped
     }
 }

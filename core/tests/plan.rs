@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use replayfork_core::Digest;
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{
     Binding, Closing, Executor, Fidelity, Opening, Output, RunEnvironment, Shell, SnapshotRef, Span, SpanKind, Status, Verdict,
 };
-use replayfork_core::patch::Refused;
+use replayfork_core::patch::{Contents, Refused};
 use replayfork_core::plan::{Mark, Plan, plan};
 use replayfork_core::reason::BlockedReason;
 use replayfork_core::source::{Changed, Source};
-use replayfork_core::{Digest, replay};
 use serde_json::{Value, json};
 
 fn span(n: i64, name: &str, kind: SpanKind, executor: Option<Executor>, output: Output) -> Span {
@@ -35,21 +35,16 @@ fn span(n: i64, name: &str, kind: SpanKind, executor: Option<Executor>, output: 
             replay_policy: None,
             model: None,
             redacted: vec![],
+            network: false,
         },
         closing: Some(Closing {
-            ended: n * 100 + 50,
-            status: if output.exit_code.unwrap_or(0) == 0 { Status::Completed } else { Status::Failed },
             verdict: Verdict::Allow,
-            output: Some(output),
-            error: None,
-            input_tokens: None,
-            output_tokens: None,
-            cost_usd: None,
-            blocked: vec![],
+            ..Closing::new(n * 100 + 50, if output.exit_code.unwrap_or(0) == 0 { Status::Completed } else { Status::Failed }, Some(output))
         }),
         fidelity: Fidelity::Recorded,
         snapshot_before: snapshot(written as i64),
         snapshot_after: snapshot((n >= 6) as i64),
+        first_recorded: None,
         input_digest: None,
     }
 }
@@ -94,7 +89,7 @@ fn agent() -> Source {
         declare(span(8, "lint", ShellCommand, shell("python3 lint.py auth"), ran("ok", 0)), &["auth/", "lint.py"]),
         bind(span(9, "summarize", LlmCall, None, text("sum")), &[("result", "{{ test_validate }}")]),
     ];
-    let changed = [("s6".to_owned(), Changed { before: vec![], during: vec!["auth/pool.py".into()] })].into();
+    let changed = [("s6".to_owned(), Changed { during: vec!["auth/pool.py".into()], ..Changed::default() })].into();
     let environment = RunEnvironment { workspace_root: Some("/workspace".into()), ..RunEnvironment::default() };
     Source::new(environment, spans, changed)
 }
@@ -104,7 +99,7 @@ fn spec(span: &str, patches: Value) -> ForkSpec {
 }
 
 fn planned(span: &str, patches: Value) -> Result<Plan, Refused> {
-    plan(&agent(), &spec(span, patches))
+    plan(&agent(), &Contents::default(), &spec(span, patches))
 }
 
 fn marks(plan: &Plan) -> Vec<(&str, Option<Mark>, Option<BlockedReason>)> {
@@ -260,7 +255,7 @@ fn without_a_snapshot_to_start_from_what_sees_files_is_blocked() {
     }
     let source = Source::new(source.environment.clone(), spans, source.changed.clone());
     let patches = json!([{"type": "EnvVarOverride", "env": [{"name": "AUTH_POOL_TIMEOUT", "value": "1"}]}]);
-    let plan = plan(&source, &spec("lint", patches)).unwrap();
+    let plan = plan(&source, &Contents::default(), &spec("lint", patches)).unwrap();
     assert_eq!(marks(&plan)[0], ("lint", Some(Mark::WillBeBlocked), Some(BlockedReason::SnapshotMissing)));
-    assert!(replay::start_snapshot(&source, 7).is_none());
+    assert!(source.start_state(7).is_none());
 }

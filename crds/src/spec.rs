@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::CustomResource;
-use replayfork_core::fork::{DeletionPolicy, ForkSource, ModelSpec, Reuse};
+use replayfork_core::fork::{Approval, DeletionPolicy, ForkSource, ModelSpec, Reuse};
 use replayfork_core::patch::Patch;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -37,23 +37,36 @@ const QUANTITY: &str = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|
     printcolumn(name = "Fork run", type_ = "string", json_path = ".status.forkRunName", priority = 1),
     printcolumn(name = "Job", type_ = "string", json_path = ".status.jobName", priority = 1),
     validation = Rule::new("self.spec.source == oldSelf.spec.source").message("spec.source can't be changed; create a new ReplayFork"),
-    validation = Rule::new("self.spec.patches == oldSelf.spec.patches").message("spec.patches can't be changed; create a new ReplayFork"),
+    validation = Rule::new("has(self.spec.patches) == has(oldSelf.spec.patches) && (!has(self.spec.patches) || self.spec.patches == oldSelf.spec.patches)").message("spec.patches can't be changed; create a new ReplayFork"),
     validation = Rule::new("has(self.spec.model) == has(oldSelf.spec.model) && (!has(self.spec.model) || self.spec.model == oldSelf.spec.model)").message("spec.model can't be changed; create a new ReplayFork"),
     validation = Rule::new("has(self.spec.reuse) == has(oldSelf.spec.reuse) && (!has(self.spec.reuse) || self.spec.reuse == oldSelf.spec.reuse)").message("spec.reuse can't be changed; create a new ReplayFork"),
+    validation = Rule::new("has(self.spec.approvals) == has(oldSelf.spec.approvals) && (!has(self.spec.approvals) || self.spec.approvals == oldSelf.spec.approvals)").message("spec.approvals can't be changed; create a new ReplayFork"),
     validation = Rule::new("has(self.spec.sandbox) == has(oldSelf.spec.sandbox) && (!has(self.spec.sandbox) || self.spec.sandbox == oldSelf.spec.sandbox)").message("spec.sandbox can't be changed; create a new ReplayFork"),
     validation = Rule::new("!(has(oldSelf.spec.cancel) && oldSelf.spec.cancel) || (has(self.spec.cancel) && self.spec.cancel)").message("spec.cancel can't be taken back"),
-    validation = Rule::new("self.spec.patches.all(p, has(p.env) == (p.type == 'EnvVarOverride') && has(p.command) == (p.type == 'CommandOverride') && has(p.output) == (p.type == 'ToolOutputOverride'))").message("each patch takes exactly the member of its type: env for EnvVarOverride, command for CommandOverride, output for ToolOutputOverride"),
-    validation = Rule::new("self.spec.patches.all(p, !has(p.command) || !(has(p.command.script) && has(p.command.argv)))").message("a CommandOverride takes script or argv, not both"),
-    validation = Rule::new("self.spec.patches.all(p, !has(p.command) || has(p.command.reads) == has(p.command.writes))").message("a CommandOverride declares reads and writes together or not at all")
+    validation = Rule::new("!has(self.spec.patches) || self.spec.patches.all(p, has(p.command) == (p.type == 'CommandOverride') && has(p.env) == (p.type == 'EnvVarOverride') && has(p.files) == (p.type == 'FileContentOverride') && has(p.output) == (p.type == 'ToolOutputOverride') && has(p.prompt) == (p.type == 'PromptEdit') && has(p.modelConfig) == (p.type == 'ModelConfigEdit') && has(p.retrieval) == (p.type == 'RetrievalContextOverride') && has(p.snapshot) == (p.type == 'SnapshotOverride'))").message("each patch takes exactly the member of its type: command for CommandOverride, env for EnvVarOverride, files for FileContentOverride, output for ToolOutputOverride, prompt for PromptEdit, modelConfig for ModelConfigEdit, retrieval for RetrievalContextOverride, snapshot for SnapshotOverride"),
+    validation = Rule::new("!has(self.spec.patches) || self.spec.patches.all(p, !has(p.command) || !(has(p.command.script) && has(p.command.argv)))").message("a CommandOverride takes script or argv, not both"),
+    validation = Rule::new("!has(self.spec.patches) || self.spec.patches.all(p, !has(p.command) || has(p.command.reads) == has(p.command.writes))").message("a CommandOverride declares reads and writes together or not at all"),
+    validation = Rule::new("!has(self.spec.patches) || self.spec.patches.all(p, !has(p.files) || p.files.all(f, has(f.content) != has(f.contentFrom)))").message("a file has either content or contentFrom"),
+    validation = Rule::new("!has(self.spec.patches) || self.spec.patches.all(p, !has(p.output) || has(p.output.text) != has(p.output.contentFrom))").message("an output has either text or contentFrom"),
+    validation = Rule::new("!has(self.spec.patches) || self.spec.patches.all(p, !has(p.prompt) || [has(p.prompt.system), has(p.prompt.message), has(p.prompt.messages), has(p.prompt.contentFrom)].filter(g, g).size() == 1)").message("a prompt has exactly one of system, message, messages and contentFrom"),
+    validation = Rule::new("!has(self.spec.model) || (has(self.spec.model.mode) && self.spec.model.mode == 'Endpoint') == has(self.spec.model.endpoint)").message("model.endpoint belongs to mode Endpoint, and that mode needs it"),
+    validation = Rule::new("!has(self.spec.model) || (has(self.spec.model.mode) && self.spec.model.mode == 'Command') == has(self.spec.model.command)").message("model.command belongs to mode Command, and that mode needs it"),
+    validation = Rule::new("!has(self.spec.model) || !has(self.spec.model.fixtures) || (has(self.spec.model.mode) && self.spec.model.mode == 'Recorded' && has(self.spec.model.fixtures.inline) != has(self.spec.model.fixtures.contentFrom))").message("model.fixtures belongs to mode Recorded, and has either inline or contentFrom")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReplayForkSpec {
     pub source: ForkSource,
-    /// What is changed; each names its target span, by default the fork span.
-    #[schemars(length(min = 1, max = 16))]
-    pub patches: Vec<Patch>,
+    /// What is changed; each names its target span, by default the fork span. None: the fork checks whether the run can be
+    /// reproduced from its fork span on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub patches: Option<Vec<Patch>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelSpec>,
+    /// Consent to steps that a gate let through with other arguments when recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub approvals: Option<Vec<Approval>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reuse: Option<Reuse>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

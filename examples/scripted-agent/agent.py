@@ -66,7 +66,7 @@ class Run:
         print(f"  {name}: {closing['status']}", flush=True)
         return self.outputs[name]
 
-    def shell(self, name, script, bindings, reads):
+    def shell(self, name, script, bindings, reads, **opening):
         executor = {"type": "shell", "script": script, "env": ENVIRONMENT, "timeout_ms": 120_000}
 
         def do():
@@ -75,23 +75,28 @@ class Run:
             return {"status": "Completed" if done.returncode == 0 else "Failed", "output": output}
 
         return self.step(
-            name, "ShellCommand", do, executor=executor, input_bindings=bindings, reads=reads, writes=[], arguments={"command": script}
+            name, "ShellCommand", do, executor=executor, input_bindings=bindings, reads=reads, writes=[], arguments={"command": script}, **opening
         )
 
-    def ask(self, name, bindings, prompt):
-        """A model call; the model is a script, so its answer depends on the prompt alone."""
-        request = {"model": model.NAME, "messages": [{"role": "user", "content": prompt}]}
+    def ask(self, name, template, prompt):
+        """A model call; the model is a script, so its answer depends on the prompt alone.
+
+        The template is bound to the place of the request that it renders, so that the call can be made again with other inputs.
+        """
+        request = {"model": model.NAME, "temperature": 0.2, "messages": [{"role": "user", "content": prompt}]}
 
         def do():
             answer = model.answer(prompt)
+            spent = model.usage(prompt, answer)
             return {
                 "output": {"text": answer},
-                "input_tokens": len(prompt.split()),
-                "output_tokens": len(answer.split()),
-                "cost_usd": round(len(prompt.split()) * 3e-6 + len(answer.split()) * 15e-6, 6),
+                "input_tokens": spent["prompt_tokens"],
+                "output_tokens": spent["completion_tokens"],
+                "cost_usd": spent["cost"],
             }
 
         executor = {"type": "model", "provider": "scripted", "request": request}
+        bindings = {"/messages/0/content": template}
         return self.step(name, "LlmCall", do, model=model.NAME, executor=executor, input_bindings=bindings)
 
 
@@ -135,7 +140,7 @@ def main():
     prompt = f"These tests exit with {before['exit_code']}. Fix this file and answer with it alone:\n{source['text']}"
     fix = run.ask(
         "gen_fix",
-        {"prompt": "These tests exit with {{ test_before.exit_code }}. Fix this file and answer with it alone:\n{{ read_src }}"},
+        "These tests exit with {{ test_before.exit_code }}. Fix this file and answer with it alone:\n{{ read_src }}",
         prompt,
     )
 
@@ -149,10 +154,11 @@ def main():
         input_bindings={"content": "{{ gen_fix }}"},
     )
     validate = run.shell("test_validate", command, {"script": RUN_TESTS}, PACKAGE)
-    run.shell("lint", "python3 lint.py auth", {}, ["auth/", "lint.py"])
+    # What it says depends on the files alone, so a fork may take another fork's word for it.
+    run.shell("lint", "python3 lint.py auth", {}, ["auth/", "lint.py"], replay_policy="Cacheable")
     run.ask(
         "summarize",
-        {"prompt": "Say in a sentence how this went:\n{{ test_validate }}"},
+        "Say in a sentence how this went:\n{{ test_validate }}",
         f"Say in a sentence how this went:\n{validate['stdout']}",
     )
     passed = validate["exit_code"] == 0

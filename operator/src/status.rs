@@ -133,6 +133,9 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
 
 fn summary(row: &Fork) -> String {
     row.result.as_ref().map_or_else(String::new, |r| {
+        if let Some(check) = r.reproducibility {
+            return format!("{} identical, {} different, {} not executable", check.identical, check.differs, check.not_executable);
+        }
         format!(
             "{} executed, {} reused, {} overridden, {} blocked; outcome {}",
             r.reexecuted,

@@ -31,37 +31,83 @@ pub fn restore(
     apply(root, nodes, blobs, target, &changes)
 }
 
-/// Makes what changed from the recorded state `before` to `after` happen in a folder that now equals `current`, which
-/// may be another state than `before`: afterwards each path that changed is as it is in `after`. Returns those paths.
+/// Makes paths of a folder that now equals `current` what they are in the tree `target`, whatever they are now: one that the
+/// target lacks goes, with all below it. A folder stands for itself; what is below is listed, or stays.
 ///
 /// # Errors
 /// As [`restore`].
-pub fn replay_changes(
+pub fn replay_paths(
     root: &Path,
     nodes: &mut Nodes,
     blobs: &mut dyn Blobs,
     current: &Digest,
-    (before, after): (&Digest, &Digest),
-) -> Result<Vec<Vec<u8>>, SnapshotError> {
-    let recorded = diff(nodes, blobs, Some(before), Some(after))?;
+    (target, paths): (&Digest, &[Vec<u8>]),
+) -> Result<(), SnapshotError> {
     let mut changes = Vec::new();
-    for change in &recorded {
-        let now = entry_at(nodes, blobs, current, &change.path)?;
+    for path in paths {
+        let now = entry_at(nodes, blobs, current, path)?;
+        let after = entry_at(nodes, blobs, target, path)?;
         let is_folder = |e: &Option<Entry>| matches!(e.as_ref().map(|e| &e.kind), Some(Kind::Directory { .. }));
-        if let (Some(Entry { kind: Kind::Directory { node, .. }, .. }), false) = (&now, is_folder(&change.after)) {
-            for below in diff(nodes, blobs, Some(&node.clone()), None)? {
-                let path = [&change.path[..], b"/", &below.path[..]].concat();
-                changes.push(Change { path, ..below });
-            }
+        if is_folder(&now) && !is_folder(&after) {
+            changes.extend(all_below(nodes, blobs, now.as_ref(), path)?);
         }
-        let same = now.as_ref().map(Entry::identity) == change.after.as_ref().map(Entry::identity);
-        if !same || is_folder(&now) != is_folder(&change.after) {
-            changes.push(Change { path: change.path.clone(), before: now, after: change.after.clone() });
+        if after.is_some() {
+            changes.extend(no_folders(nodes, blobs, current, path)?);
+        }
+        let same = now.as_ref().map(Entry::identity) == after.as_ref().map(Entry::identity);
+        if !same || is_folder(&now) != is_folder(&after) {
+            changes.push(Change { path: path.clone(), before: now, after });
         }
     }
     changes.sort_by(|a, b| a.path.cmp(&b.path));
-    apply(root, nodes, blobs, after, &changes)?;
-    Ok(recorded.into_iter().map(|c| c.path).collect())
+    changes.dedup_by(|b, a| a.path == b.path && b.after.is_none());
+    apply(root, nodes, blobs, target, &changes)
+}
+
+/// The removal of everything below a folder.
+fn all_below(nodes: &mut Nodes, blobs: &mut dyn Blobs, folder: Option<&Entry>, path: &[u8]) -> Result<Vec<Change>, SnapshotError> {
+    let Some(Entry { kind: Kind::Directory { node, .. }, .. }) = folder else { return Ok(Vec::new()) };
+    let below = diff(nodes, blobs, Some(node), None)?;
+    Ok(below.into_iter().map(|below| Change { path: [path, b"/", &below.path[..]].concat(), ..below }).collect())
+}
+
+/// The removal of what stands in the place of a folder that a path lies in.
+fn no_folders(nodes: &mut Nodes, blobs: &mut dyn Blobs, current: &Digest, path: &[u8]) -> Result<Vec<Change>, SnapshotError> {
+    let mut changes = Vec::new();
+    for (at, _) in path.iter().enumerate().filter(|(_, b)| **b == b'/') {
+        let before = entry_at(nodes, blobs, current, &path[..at])?;
+        if before.as_ref().is_some_and(|e| !matches!(e.kind, Kind::Directory { .. })) {
+            changes.push(Change { path: path[..at].to_vec(), before, after: None });
+        }
+    }
+    Ok(changes)
+}
+
+/// Sets a path of a folder that now equals `current` to a file, whatever was there: a folder goes with all below it, and so does
+/// a file in the place of a folder that the path lies in.
+///
+/// # Errors
+/// As [`restore`].
+pub fn put_file(
+    root: &Path,
+    nodes: &mut Nodes,
+    blobs: &mut dyn Blobs,
+    current: &Digest,
+    (path, content, executable): (&str, &[u8], bool),
+) -> Result<(), SnapshotError> {
+    let bytes = crate::path_bytes(path);
+    let now = entry_at(nodes, blobs, current, &bytes)?;
+    let mut gone = no_folders(nodes, blobs, current, &bytes)?;
+    if matches!(now.as_ref().map(|e| &e.kind), Some(Kind::Directory { .. })) {
+        gone.extend(all_below(nodes, blobs, now.as_ref(), &bytes)?);
+        gone.push(Change { path: bytes, before: now, after: None });
+    }
+    gone.sort_by(|a, b| a.path.cmp(&b.path));
+    let top = open_root(root)?;
+    for change in gone.iter().rev() {
+        remove(&top, change)?;
+    }
+    write_file(root, path, content, executable)
 }
 
 fn apply(root: &Path, nodes: &mut Nodes, blobs: &mut dyn Blobs, target: &Digest, changes: &[Change]) -> Result<(), SnapshotError> {
@@ -225,11 +271,11 @@ fn restore_folder_times(
     Ok(())
 }
 
-/// Sets a path of the workspace to a content, whatever was there; missing folders are made.
+/// Sets a path of the workspace to a content, in the place of any file or link; missing folders are made.
 ///
 /// # Errors
 /// A folder on the way is a symlink or a file, or the path is one that the file system refuses.
-pub fn write_file(root: &Path, path: &str, content: &[u8], executable: bool) -> Result<(), SnapshotError> {
+fn write_file(root: &Path, path: &str, content: &[u8], executable: bool) -> Result<(), SnapshotError> {
     let top = open_root(root)?;
     let path = crate::path_bytes(path);
     make_parents(&top, &path)?;

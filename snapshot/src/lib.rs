@@ -11,7 +11,7 @@ mod pack;
 mod store;
 mod tree;
 
-pub use apply::{read_file, replay_changes, restore, write_file};
+pub use apply::{put_file, read_file, replay_paths, restore};
 pub use capture::{Captured, Capturer, Skipped};
 pub use error::{Hostile, SnapshotError};
 pub use node::{Directory, Entry, Kind, MAX_ENTRIES, MAX_NAME};

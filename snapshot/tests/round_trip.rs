@@ -7,7 +7,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
-use replayfork_snapshot::{Blobs, Capturer, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, replay_changes, restore};
+use replayfork_snapshot::{
+    Blobs, Capturer, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, replay_paths, restore,
+};
 
 struct Place {
     _temporary: tempfile::TempDir,
@@ -189,10 +191,29 @@ fn recorded_changes_happen_on_another_state_too() {
     fs::write(place.work.join("a/inside"), "i").unwrap();
     fs::write(place.work.join("mine"), "m").unwrap();
     let current = place.capture();
-    replay_changes(&place.work, &mut place.nodes, &mut place.store, &current.node, (&before.node, &after.node)).unwrap();
+    let changed = diff(&mut place.nodes, &mut place.store, Some(&before.node), Some(&after.node)).unwrap();
+    let paths: Vec<_> = changed.into_iter().map(|c| c.path).collect();
+    replay_paths(&place.work, &mut place.nodes, &mut place.store, &current.node, (&after.node, &paths)).unwrap();
     assert_eq!(fs::read_to_string(place.work.join("a")).unwrap(), "2");
     assert_eq!(fs::read_to_string(place.work.join("becomes/x")).unwrap(), "x");
     assert_eq!(fs::read_to_string(place.work.join("mine")).unwrap(), "m");
+}
+
+#[test]
+fn a_file_takes_the_place_of_whatever_was_there() {
+    let mut place = Place::new();
+    fs::create_dir_all(place.work.join("folder/below")).unwrap();
+    fs::write(place.work.join("folder/below/f"), "f").unwrap();
+    fs::write(place.work.join("file"), "f").unwrap();
+    symlink("elsewhere", place.work.join("link")).unwrap();
+    for (path, executable) in [("folder", true), ("file/now/a/folder", false), ("link", false), ("new/one", false)] {
+        let current = place.capture();
+        put_file(&place.work, &mut place.nodes, &mut place.store, &current.node, (path, b"put", executable)).unwrap();
+        let meta = fs::symlink_metadata(place.work.join(path)).unwrap();
+        assert!(meta.is_file(), "{path}");
+        assert_eq!(meta.permissions().mode() & 0o111 != 0, executable, "{path}");
+        assert_eq!(fs::read_to_string(place.work.join(path)).unwrap(), "put");
+    }
 }
 
 #[test]
@@ -206,7 +227,9 @@ fn nothing_is_written_through_a_link_that_a_workspace_holds() {
     symlink(outside.path(), place.work.join("d")).unwrap();
     // The folder is said to be empty, as if the link had been put there after the capture.
     assert!(restore(&place.work, &mut place.nodes, &mut place.store, None, &target.node).is_err());
-    assert!(replayfork_snapshot::write_file(&place.work, "d/f", b"x", false).is_err());
+    // The link is not in the captured tree either: what the tree says of the path is what is cleared away.
+    let empty = target.node;
+    assert!(put_file(&place.work, &mut place.nodes, &mut place.store, &empty, ("d/f", b"x", false)).is_err());
     assert!(replayfork_snapshot::read_file(&place.work, "d/f", 10).is_err());
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
 }

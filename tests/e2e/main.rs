@@ -4,11 +4,14 @@
 //! `cargo test --workspace --test e2e -- PART_OF_A_NAME` runs those with that in their name.
 
 mod at_most_once;
+mod diffs;
 mod encrypted;
 mod forks;
 mod isolation;
 mod lifecycle;
+mod models;
 mod operator_killed;
+mod patches;
 mod recording;
 mod refusals;
 mod sandbox;
@@ -63,9 +66,12 @@ fn all() -> Result<bool> {
     let abreast = [
         recording::ABREAST,
         at_most_once::ABREAST,
+        diffs::SCENARIOS,
         forks::SCENARIOS,
         isolation::SCENARIOS,
         lifecycle::SCENARIOS,
+        models::SCENARIOS,
+        patches::SCENARIOS,
         refusals::SCENARIOS,
         sandbox::SCENARIOS,
         viewer::SCENARIOS,

@@ -260,11 +260,33 @@ impl Place<'_> {
             ensure!(answer.status == 200, "{path}: {} {}", answer.status, String::from_utf8_lossy(&answer.body));
             answer.json()
         };
-        let created = send("/v1/runs", json!({"name": run, "agent": "by-hand"}))?;
+        let image = self.agent()?.iter().find(|o| o["kind"] == "Pod").map(|pod| pod["spec"]["initContainers"][0]["image"].clone());
+        let created = send("/v1/runs", json!({"name": run, "agent": "by-hand", "environment": {"image": image}}))?;
         let id = created["id"].as_str().context("the run has no id")?.to_owned();
         send(&format!("/v1/runs/{id}/spans"), json!({"spans": spans}))?;
         send(&format!("/v1/runs/{id}/finish"), json!({"outcome": "Completed"}))?;
         send(&format!("/v1/runs/{id}/goodbye"), json!({}))?;
         self.sealed(run)
+    }
+
+    /// Records a run of these spans by hand, with nothing but what they say, and gives its name.
+    ///
+    /// # Errors
+    /// What the api-server says.
+    pub fn recorded_by(&self, spans: &[Value]) -> Result<String> {
+        self.recording_account("by-hand")?;
+        let mut at = 1_700_000_000_000_000_000i64;
+        let timed: Vec<Value> = spans
+            .iter()
+            .map(|span| {
+                let mut span = span.clone();
+                span["opening"]["started"] = json!(at);
+                span["closing"]["ended"] = json!(at + 1_000_000);
+                at += 2_000_000;
+                span
+            })
+            .collect();
+        self.record_spans(&self.token("by-hand")?, "by-hand", &timed)?;
+        Ok("by-hand".to_owned())
     }
 }

@@ -39,7 +39,7 @@ pub async fn register(
     operator(&app, &caller).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
-    let fork = forks::register(&tx, &app.config, uid, &request, now()).await?;
+    let fork = forks::register(&tx, (&app.config, &app.endpoints), uid, &request, now()).await?;
     tx.commit().await?;
     Ok(Json(fork))
 }

@@ -5,11 +5,15 @@ use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
+use bytes::Bytes;
 use replayfork_client::read::{
     PlanAnswer, PlanRequest, Run, RunDiff, RunPage, RunQuery, SpanDetail, SpanPage, SpanQuery, TreeEntry, TreeEntryKind, TreeListing,
+    Uploaded,
 };
 use replayfork_core::Digest;
+use replayfork_core::forensics::{End, Forensics};
 use replayfork_core::model::SnapshotRef;
+use replayfork_core::plan::Prepared;
 use replayfork_snapshot::{Kind, entry_at, path_bytes, path_text};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -20,7 +24,7 @@ use crate::problem::{ApiError, ApiResult};
 use crate::state::{App, begin};
 use crate::store::blobs::{self, Loaded, Trees};
 use crate::store::runs::{self, Found};
-use crate::store::{forks, snapshots, spans};
+use crate::store::{self, forks, snapshots, spans};
 use crate::{diffing, planning};
 
 pub fn router() -> axum::Router<App> {
@@ -30,10 +34,12 @@ pub fn router() -> axum::Router<App> {
         .route("/api/v1/runs/{run}/spans", get(list_spans))
         .route("/api/v1/runs/{run}/spans/{span}", get(get_span))
         .route("/api/v1/runs/{run}/forks", get(list_forks))
+        .route("/api/v1/runs/{run}/forensics", get(forensics))
         .route("/api/v1/runs/{run}/snapshots/{digest}/tree", get(tree))
         .route("/api/v1/runs/{run}/snapshots/{digest}/file", get(file))
         .route("/api/v1/diffs/{a}/{b}", get(diff))
         .route("/api/v1/plans", post(plan))
+        .route("/api/v1/uploads", post(upload))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -124,6 +130,20 @@ pub async fn list_forks(
     Ok(Json(runs::forks_of(&db, found.rid).await?))
 }
 
+/// What went wrong in a run, and because of what.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forensics", tag = "read", params(("run" = String, Path), Namespace), responses((status = 200, body = Forensics)))]
+pub async fn forensics(
+    State(app): State<App>,
+    caller: Caller,
+    Path(run): Path<String>,
+    Query(query): Query<Namespace>,
+) -> ApiResult<Json<Forensics>> {
+    let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
+    let source = planning::source(&db, &found).await?;
+    let end = End { outcome: found.run.outcome, decided_by: found.run.decided_by.as_deref() };
+    Ok(Json(replayfork_core::forensics::forensics(&source, end)))
+}
+
 /// The state's root, if it is one of this run or of its base: a digest alone opens nothing.
 async fn state_of(db: &deadpool_postgres::Object, found: &Found, digest: &str) -> ApiResult<SnapshotRef> {
     let digest: Digest =
@@ -206,7 +226,7 @@ pub async fn file(
     Ok((headers, content))
 }
 
-/// The difference of two runs of one lineage.
+/// The difference of two runs: by lineage where they have a common source, else as their steps are aligned.
 #[utoipa::path(get, path = "/api/v1/diffs/{a}/{b}", tag = "read", params(("a" = String, Path), ("b" = String, Path), Namespace), responses((status = 200, body = RunDiff)))]
 pub async fn diff(
     State(app): State<App>,
@@ -240,11 +260,30 @@ pub async fn plan(State(app): State<App>, caller: Caller, Body(request): Body<Pl
         _ => e,
     })?;
     planning::check_sealed(&found)?;
-    let source = planning::load(&db, &found).await?;
-    let (plan, overview) =
-        planning::plan_fork(&app.config, &found, &source, &request.spec).map_err(|r| refused("ForkRefused", r.message))?;
+    let told = |refusal: planning::Refusal| refused("ForkRefused", refusal.message);
+    let input = planning::load(&db, &found, &request.spec).await?.map_err(told)?;
+    let fork = Prepared::new(&input.source, &input.contents, &request.spec).map_err(|r| told(r.into()))?;
+    let (plan, overview) = planning::plan_fork(&app.config, &app.endpoints, &found, &fork).map_err(told)?;
     let plan = replayfork_core::plan::Plan { environment: overview.environment, ..plan };
     Ok(Json(PlanAnswer { run: found.run.id, run_name: found.run.name, plan }))
+}
+
+/// Send content for a patch that is too large for a custom resource. It is kept for a day, or as long as a fork that names it.
+#[utoipa::path(post, path = "/api/v1/uploads", tag = "act", params(Namespace), request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses((status = 200, body = Uploaded), (status = 413, description = "It is larger than the installation allows", body = replayfork_client::Problem)))]
+pub async fn upload(State(app): State<App>, caller: Caller, Query(query): Query<Namespace>, body: Bytes) -> ApiResult<Json<Uploaded>> {
+    // Whoever may read runs may plan forks, and this is a part of a plan.
+    let namespace = app.allowed(&caller, Right::GetRuns, query.namespace.as_deref()).await?;
+    let limit = app.config.max_content_bytes;
+    if body.len() > limit {
+        let detail = format!("the content has {} bytes, at most {limit} are allowed (chart value limits.contentBytes)", body.len());
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "ContentTooLarge", detail));
+    }
+    let mut db = app.db().await?;
+    let tx = begin(&mut db).await?;
+    let ns = store::namespace(&tx, &namespace).await?;
+    let digest = store::uploads::put(&tx, ns, &body).await?;
+    tx.commit().await?;
+    Ok(Json(Uploaded { digest, size: body.len() as i64 }))
 }
 
 /// Delete a run. One that forks need is kept.

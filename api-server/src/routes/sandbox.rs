@@ -9,8 +9,10 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use bytes::Bytes;
-use deadpool_postgres::{Object, Transaction};
-use replayfork_client::fork::{BeginSpan, Bundle, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ReusedSnapshots, Wait};
+use deadpool_postgres::{GenericClient, Object, Transaction};
+use replayfork_client::fork::{
+    AskModel, BeginSpan, Bundle, CachedResult, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ModelAnswered, ReusedSnapshots, Wait,
+};
 use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
 use replayfork_core::Digest;
 use replayfork_core::fork::ForkSpec;
@@ -48,6 +50,9 @@ pub fn router() -> axum::Router<App> {
         .route("/sandbox/v1/forks/{uid}/packs", put(put_pack))
         .route("/sandbox/v1/forks/{uid}/spans/{span}/begin", post(begin))
         .route("/sandbox/v1/forks/{uid}/spans/{span}/end", post(end))
+        .route("/sandbox/v1/forks/{uid}/spans/{span}/model", post(ask_model))
+        .route("/sandbox/v1/forks/{uid}/contents/{digest}", get(content))
+        .route("/sandbox/v1/forks/{uid}/results/{key}", get(cached))
         .route("/sandbox/v1/forks/{uid}/wait", get(wait))
         .route("/sandbox/v1/forks/{uid}/close", post(close))
 }
@@ -84,7 +89,7 @@ pub async fn claim(
     Ok(Json(fork))
 }
 
-async fn load(db: &Object, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
+async fn load(db: &impl GenericClient, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
     let (spec, digest, source_rid) = forks::spec_of(db, uid).await?;
     let spec = serde_json::from_value(spec).map_err(|e| ApiError::internal(&e))?;
     Ok((spec, digest, runs::by_rid(db, source_rid).await?))
@@ -110,7 +115,9 @@ async fn change<'a>(app: &App, headers: &HeaderMap, uid: Uuid, db: &'a mut Objec
 pub async fn bundle(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap) -> ApiResult<Json<Bundle>> {
     let (db, _) = claimed(&app, &headers, uid).await?;
     let (spec, plan_digest, found) = load(&db, uid).await?;
-    let source = planning::load(&db, &found).await?;
+    let input = planning::load(&db, &found, &spec).await?.map_err(|refusal| ApiError::conflict("ForkRefused", refusal.message))?;
+    let contents = input.digests(&spec);
+    let source = input.source;
     let sandbox = forks::get(&db, uid).await?.plan.map(|p| p.environment).unwrap_or_default();
     let deadline_seconds = spec.sandbox.deadline_seconds.unwrap_or(DEADLINE_SECONDS);
     Ok(Json(Bundle {
@@ -120,8 +127,65 @@ pub async fn bundle(State(app): State<App>, Path(uid): Path<Uuid>, headers: Head
         sandbox,
         spans: source.spans,
         changed: source.changed,
+        facts: source.facts,
+        inherited: source.inherited,
+        contents,
         deadline_seconds,
     }))
+}
+
+/// An uploaded content that the fork's patches name.
+#[utoipa::path(get, path = "/sandbox/v1/forks/{uid}/contents/{digest}", tag = "sandbox", params(("uid" = Uuid, Path), ("digest" = String, Path)), responses((status = 200, content_type = "application/octet-stream")))]
+pub async fn content(State(app): State<App>, Path((uid, digest)): Path<(Uuid, Digest)>, headers: HeaderMap) -> ApiResult<Response> {
+    let (db, claimed) = claimed(&app, &headers, uid).await?;
+    if db.query_opt("SELECT 1 FROM fork_blobs WHERE uid = $1 AND digest = $2", &[&uid, &digest.as_bytes()]).await?.is_none() {
+        return Err(ApiError::not_found("ContentNotFound", format!("{digest} is no content of this fork's patches")));
+    }
+    let bytes = blobs::get(&db, claimed.ns, &digest).await?;
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response())
+}
+
+/// A result that another fork left.
+#[utoipa::path(get, path = "/sandbox/v1/forks/{uid}/results/{key}", tag = "sandbox", params(("uid" = Uuid, Path), ("key" = String, Path)), responses((status = 200, body = CachedResult), (status = 404, description = "There is none", body = replayfork_client::Problem)))]
+pub async fn cached(State(app): State<App>, Path((uid, key)): Path<(Uuid, Digest)>, headers: HeaderMap) -> ApiResult<Json<CachedResult>> {
+    let mut db = app.db().await?;
+    let (tx, claimed) = change(&app, &headers, uid, &mut db).await?;
+    let found = forks::cached(&tx, &claimed, &key).await?;
+    tx.commit().await?;
+    found.map(Json).ok_or_else(|| ApiError::not_found("ResultNotFound", "no fork of this namespace has left a result under this key"))
+}
+
+/// Ask the model that the fork's spec names, once for a step.
+#[utoipa::path(post, path = "/sandbox/v1/forks/{uid}/spans/{span}/model", tag = "sandbox", params(("uid" = Uuid, Path), ("span" = String, Path)), request_body = AskModel, responses((status = 200, body = ModelAnswered), (status = 409, description = "It was asked before, and the answer is not known", body = replayfork_client::Problem)))]
+pub async fn ask_model(
+    State(app): State<App>,
+    Path((uid, span)): Path<(Uuid, String)>,
+    headers: HeaderMap,
+    Body(request): Body<AskModel>,
+) -> ApiResult<Json<ModelAnswered>> {
+    let mut db = app.db().await?;
+    let (tx, _) = change(&app, &headers, uid, &mut db).await?;
+    let known = forks::ask_once(&tx, uid, &span).await?;
+    let (spec, _, _) = load(&tx, uid).await?;
+    let namespace = forks::get(&tx, uid).await?.namespace;
+    // Noted before the call: a call whose answer is lost is not made again.
+    tx.commit().await?;
+    if let Some(known) = known {
+        return Ok(Json(known));
+    }
+    let Some(endpoint) = spec.model.endpoint else {
+        return Err(ApiError::conflict("NoEndpoint", "the fork's spec names no model endpoint"));
+    };
+    // On its own, so that a courier that goes away does not lose an answer that was paid for.
+    let asking = tokio::spawn(async move {
+        let answer = match app.endpoints.ask(&endpoint, &namespace, &request.request).await {
+            Ok(response) => ModelAnswered { response: Some(response), error: None },
+            Err(why) => ModelAnswered { response: None, error: Some(why) },
+        };
+        forks::answered(&app.db().await?, uid, &span, &answer).await?;
+        Ok::<_, ApiError>(answer)
+    });
+    Ok(Json(asking.await.map_err(|e| ApiError::internal(&e))??))
 }
 
 #[derive(Deserialize, IntoParams)]

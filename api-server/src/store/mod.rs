@@ -2,10 +2,12 @@
 
 pub mod blobs;
 pub mod forks;
+pub mod lineage;
 pub mod payload;
 pub mod runs;
 pub mod snapshots;
 pub mod spans;
+pub mod uploads;
 
 use crate::problem::ApiResult;
 use deadpool_postgres::GenericClient;

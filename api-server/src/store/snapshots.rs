@@ -34,7 +34,8 @@ pub async fn put(client: &impl GenericClient, ns: i32, rid: i64, uploads: &[Snap
         };
         client
             .execute(
-                "INSERT INTO snapshots (rid, span_id, edge, node, content, missing) VALUES ($1, $2, $3::text::char, $4, $5, $6) ON CONFLICT DO NOTHING",
+                "INSERT INTO snapshots (rid, span_id, edge, node, content, missing) VALUES ($1, $2, $3::text::char, $4, $5, $6)
+                 ON CONFLICT (rid, span_id, edge) DO UPDATE SET node = $4, content = $5, missing = $6, inherited = false WHERE snapshots.inherited",
                 &[&rid, &upload.span, &upload.edge.code(), &node, &content, &upload.missing],
             )
             .await?;
@@ -69,4 +70,18 @@ pub async fn of_run(client: &impl GenericClient, rid: i64, spans: Option<&[Strin
         .await?;
     let edge = |row: &Row| if row.get::<_, &str>("edge") == "b" { Edge::Before } else { Edge::After };
     Ok(rows.iter().map(|row| ((row.get("span_id"), edge(row)), state(row))).collect())
+}
+
+/// A workspace of the namespace by its content, with a run that has it.
+///
+/// # Errors
+/// What the database says.
+pub async fn by_content(client: &impl GenericClient, ns: i32, content: &Digest) -> ApiResult<Option<(SnapshotRef, i64)>> {
+    let row = client
+        .query_opt(
+            "SELECT s.node, s.rid FROM snapshots s JOIN runs r USING (rid) WHERE s.content = $2 AND r.ns = $1 AND r.state <> 'deleted' ORDER BY s.rid LIMIT 1",
+            &[&ns, &content.as_bytes()],
+        )
+        .await?;
+    Ok(row.and_then(|r| Some((SnapshotRef { content: *content, node: Digest::from_slice(r.get(0))? }, r.get(1)))))
 }

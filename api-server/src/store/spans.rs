@@ -260,7 +260,7 @@ pub async fn write_closing(client: &impl GenericClient, rid: i64, id: &str, rev:
 const NARROW: &str = "s.rid, s.span_id, s.ord, s.parent_id, s.kind, s.status, s.verdict, s.fidelity, s.started, s.ended, s.name, s.model, s.tokens_in, \
     s.tokens_out, s.cost_usd, s.blocked, s.input_digest, s.pay_rid, s.in_segment, s.in_at, s.in_len, s.in_blob, s.out_segment, s.out_at, s.out_len, s.out_blob";
 
-fn place(row: &Row, part: &str) -> Place {
+pub(super) fn place(row: &Row, part: &str) -> Place {
     let column = |name: &str| format!("{part}_{name}");
     Place {
         segment: row.get(column("segment").as_str()),
@@ -294,21 +294,29 @@ fn summary(row: &Row) -> ApiResult<SpanSummary> {
     })
 }
 
-/// The run's own row over its base's, in the order of the base; for a run that is no fork just its rows.
-async fn rows(client: &impl GenericClient, found: &Found, after: Option<(i64, &str)>, limit: i64) -> ApiResult<Vec<Row>> {
+/// The run's own row over its base's, in the order of the base; for a run that is no fork just its rows. With a fork's own row
+/// come start and end of the base's.
+pub(super) async fn rows(
+    client: &impl GenericClient,
+    found: &Found,
+    after: Option<(i64, &str)>,
+    limit: i64,
+) -> ApiResult<Vec<(Row, Times)>> {
     let (after_ord, after_id) = after.unwrap_or((i64::MIN, ""));
     let page = format!(
         "SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL AND (s.ord, s.span_id) > ($2, $3) ORDER BY s.ord, s.span_id LIMIT $4"
     );
     let base = found.base_rid.unwrap_or(found.rid);
-    let mut rows = client.query(&page, &[&base, &after_ord, &after_id, &limit]).await?;
+    let rows = client.query(&page, &[&base, &after_ord, &after_id, &limit]).await?;
+    let mut rows: Vec<(Row, Times)> = rows.into_iter().map(|row| (row, None)).collect();
     if found.base_rid.is_some() && !rows.is_empty() {
-        let last: i64 = rows.last().map_or(i64::MAX, |r| r.get("ord"));
+        let last: i64 = rows.last().map_or(i64::MAX, |(r, _)| r.get("ord"));
         let sql = format!("SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord >= $2 AND s.ord <= $3");
         let own = client.query(&sql, &[&found.rid, &after_ord, &last]).await?;
         let mut own: HashMap<String, Row> = own.into_iter().map(|r| (r.get("span_id"), r)).collect();
-        for row in &mut rows {
+        for (row, times) in &mut rows {
             if let Some(over) = own.remove(row.get::<_, &str>("span_id")) {
+                *times = Some((row.get("started"), row.get::<_, Option<i64>>("ended").unwrap_or(i64::MAX)));
                 *row = over;
             }
         }
@@ -316,8 +324,11 @@ async fn rows(client: &impl GenericClient, found: &Found, after: Option<(i64, &s
     Ok(rows)
 }
 
+/// Start and end that a span had in the run it was first recorded in.
+pub(super) type Times = Option<(i64, i64)>;
+
 /// A span with a row of the fork's own has only the states that the fork gave it: one in doubt, or blocked, may have none.
-async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
+pub(super) async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
     let own = snapshots::of_run(client, found.rid, Some(ids)).await?;
     let Some(base) = found.base_rid else { return Ok(own) };
     let rows = client.query("SELECT span_id FROM spans WHERE rid = $1 AND span_id = ANY($2)", &[&found.rid, &ids]).await?;
@@ -347,7 +358,7 @@ pub async fn page(client: &impl GenericClient, found: &Found, query: &SpanQuery)
     let mut rows = rows(client, found, cursor, limit + 1).await?;
     let more = rows.len() as i64 > limit;
     rows.truncate(limit as usize);
-    let mut spans = rows.iter().map(summary).collect::<ApiResult<Vec<_>>>()?;
+    let mut spans = rows.iter().map(|(row, _)| summary(row)).collect::<ApiResult<Vec<_>>>()?;
     let ids: Vec<String> = spans.iter().map(|s| s.id.clone()).collect();
     let states = workspace_states(client, found, &ids).await?;
     for span in &mut spans {
@@ -371,14 +382,14 @@ pub async fn page(client: &impl GenericClient, found: &Found, query: &SpanQuery)
     Ok(SpanPage { spans, first_step, next })
 }
 
-async fn whole(client: &impl GenericClient, found: &Found, rows: &[Row]) -> ApiResult<Vec<Span>> {
+pub(super) async fn whole(client: &impl GenericClient, found: &Found, rows: &[(Row, Times)]) -> ApiResult<Vec<Span>> {
     let mut reader = Reader::default();
-    let places: Vec<_> = rows.iter().map(|r| (r.get::<_, i64>("pay_rid"), place(r, "in"), place(r, "out"))).collect();
+    let places: Vec<_> = rows.iter().map(|(r, _)| (r.get::<_, i64>("pay_rid"), place(r, "in"), place(r, "out"))).collect();
     reader.load(client, places.iter().flat_map(|(rid, i, o)| [(*rid, i), (*rid, o)])).await?;
-    let ids: Vec<String> = rows.iter().map(|r| r.get("span_id")).collect();
+    let ids: Vec<String> = rows.iter().map(|(r, _)| r.get("span_id")).collect();
     let states = workspace_states(client, found, &ids).await?;
     let mut spans = Vec::with_capacity(rows.len());
-    for (row, (rid, opening, closing)) in rows.iter().zip(&places) {
+    for ((row, times), (rid, opening, closing)) in rows.iter().zip(&places) {
         let id: String = row.get("span_id");
         let state = |edge| states.get(&(id.clone(), edge)).and_then(|s| s.as_ref().ok()).copied();
         let opening = reader.get::<Opening>(client, found.ns, *rid, opening).await?;
@@ -392,6 +403,7 @@ async fn whole(client: &impl GenericClient, found: &Found, rows: &[Row]) -> ApiR
             opening,
             closing,
             fidelity: Fidelity::from_code(row.get("fidelity")).unwrap_or(Fidelity::Recorded),
+            first_recorded: *times,
             snapshot_before: state(Edge::Before),
             snapshot_after: state(Edge::After),
             input_digest: row.get::<_, Option<&[u8]>>("input_digest").and_then(Digest::from_slice),
@@ -438,7 +450,7 @@ pub async fn one(client: &impl GenericClient, found: &Found, span: &str) -> ApiR
     );
     let row = client.query_one(&sql, &[&vec![found.rid, base], id, &found.rid]).await?;
     let rid: i64 = row.get("rid");
-    let mut spans = whole(client, found, std::slice::from_ref(&row)).await?;
+    let mut spans = whole(client, found, &[(row, None)]).await?;
     let span = spans.pop().ok_or_else(|| ApiError::internal(&"a span vanished"))?;
     Ok((span, rid))
 }

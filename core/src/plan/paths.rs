@@ -18,13 +18,21 @@ pub struct PathState {
     pub blocked: Level,
     /// Spans that it is so because of.
     pub triggers: Vec<usize>,
+    /// Of those, the blocked ones that would have written it.
+    pub unknown_from: Vec<usize>,
 }
 
 impl PathState {
-    fn join(&mut self, other: &PathState) {
-        self.differs = self.differs.max(other.differs);
+    /// Nobody knows it, because of this span.
+    pub fn unknown(span: usize) -> Self {
+        Self { differs: Level::No, blocked: Level::Certain, triggers: vec![span], unknown_from: vec![span] }
+    }
+
+    fn join(&mut self, other: &PathState, at_most: Level) {
+        self.differs = self.differs.max(other.differs.min(at_most));
         self.blocked = self.blocked.max(other.blocked);
         merge(&mut self.triggers, &other.triggers);
+        merge(&mut self.unknown_from, &other.unknown_from);
     }
 }
 
@@ -37,7 +45,7 @@ pub fn merge(into: &mut Vec<usize>, from: &[usize]) {
 }
 
 /// What is known of the workspace: for paths not mentioned, as recorded. Later entries win over earlier ones.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Paths(Vec<(Pattern, PathState)>);
 
 impl Paths {
@@ -48,7 +56,8 @@ impl Paths {
             if !entry.overlaps(pattern) || seen.iter().any(|s| s.covers(entry)) {
                 continue;
             }
-            state.join(is);
+            // What lies above or below may differ without this one seeing it.
+            state.join(is, if pattern.covers(entry) { Level::Certain } else { Level::Maybe });
             if entry.covers(pattern) {
                 break;
             }
@@ -60,7 +69,7 @@ impl Paths {
     pub fn of_all(&self, patterns: &[Pattern]) -> PathState {
         let mut state = PathState::default();
         for pattern in patterns {
-            state.join(&self.of(pattern));
+            state.join(&self.of(pattern), Level::Certain);
         }
         state
     }

@@ -4,11 +4,14 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use replayfork_client::fork::{BeginSpan, Bundle, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ReusedSnapshots, Wait};
+use replayfork_client::fork::{
+    AskModel, BeginSpan, Bundle, CachedResult, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ModelAnswered, ReusedSnapshots, Wait,
+};
 use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
 use replayfork_client::{ApiClient, Bytes, ClientError, Reach, Token};
 use replayfork_core::Digest;
 use replayfork_snapshot::{LocalStore, SnapshotError};
+use serde_json::Value;
 use uuid::Uuid;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -111,6 +114,30 @@ impl Api {
         } else {
             Err(ClientError::Answer { url: path.to_owned(), detail: "a pack is cut off".into() }.into())
         }
+    }
+
+    /// An uploaded content that the fork's patches name.
+    pub async fn content(&self, digest: &Digest) -> Result<Vec<u8>, ClientError> {
+        let path = self.path(&format!("contents/{digest}"));
+        let transport = |source| ClientError::Transport { url: path.clone(), source };
+        until_answered("content", async || self.client.get_bytes(&path).await?.bytes().await.map_err(transport)).await.map(|b| b.to_vec())
+    }
+
+    /// A result that another fork left, if there is one.
+    pub async fn cached(&self, key: &Digest) -> Result<Option<CachedResult>, ClientError> {
+        let path = self.path(&format!("results/{key}"));
+        match until_answered("result", || self.client.get(&path)).await {
+            Ok(result) => Ok(Some(result)),
+            Err(error) if error.status() == Some(404) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks the model that the fork's spec names, through the api-server. Asked again, it gives the same answer.
+    pub async fn ask_model(&self, span: &str, request: &Value) -> Result<ModelAnswered, ClientError> {
+        let path = self.span(span, "model");
+        let ask = AskModel { request: request.clone() };
+        until_answered("model", || self.client.post(&path, &ask)).await
     }
 
     pub async fn missing(&self, digests: Vec<Digest>) -> Result<Vec<Digest>, ClientError> {

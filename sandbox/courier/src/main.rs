@@ -5,6 +5,7 @@
 //! is acknowledged. It is never started twice in a pod, and a fork is never claimed twice, so no step runs twice.
 
 mod api;
+mod execute;
 mod executor;
 mod init;
 mod policy;
@@ -21,7 +22,9 @@ use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use replayfork_client::Reach;
 use replayfork_client::fork::{CloseFork, CloseReason};
-use replayfork_core::replay::{Replay, start_snapshot};
+use replayfork_core::patch::Contents;
+use replayfork_core::plan::Prepared;
+use replayfork_core::replay::Replay;
 use replayfork_core::source::Source;
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -138,7 +141,14 @@ async fn carry_out(args: Run) -> anyhow::Result<()> {
         Err(error) => Finish::new(CloseReason::SandboxFailed, format!("{error:#}"), None),
     };
     tracing::info!(reason = %finish.reason, "closing: {}", finish.message);
-    let result = api.close(&CloseFork { reason: finish.reason, message: finish.message, unreached_from: finish.unreached_from }).await?;
+    let close = CloseFork {
+        reason: finish.reason,
+        message: finish.message,
+        unreached_from: finish.unreached_from,
+        reproducibility: finish.reproducibility,
+        warnings: finish.warnings,
+    };
+    let result = api.close(&close).await?;
     // Only now that the result stands may the executor end well.
     if let Some(mut executor) = finish.executor {
         executor.done();
@@ -154,8 +164,13 @@ async fn attempt(
     stopped: watch::Receiver<Option<Stop>>,
 ) -> anyhow::Result<Finish> {
     let bundle = api.bundle().await?;
-    let source = Source::new(bundle.recorded, bundle.spans, bundle.changed);
-    let replay = Replay::new(&source, &bundle.spec).context("the plan can't be made again")?;
+    let mut contents = Contents::default();
+    for digest in &bundle.contents {
+        contents.insert(api.content(digest).await.context("a content of the patches can't be fetched")?);
+    }
+    let source = Source::new(bundle.recorded, bundle.spans, bundle.changed).with_facts(bundle.facts).with_inherited(bundle.inherited);
+    let fork = Prepared::new(&source, &contents, &bundle.spec).context("the plan can't be made again")?;
+    let replay = Replay::new(&fork);
     if replay.plan.digest != bundle.plan_digest {
         let message = format!(
             "the sandbox's plan {} is not the pinned one {}: api-server and sandbox image are of different versions",
@@ -163,12 +178,11 @@ async fn attempt(
         );
         return Ok(Finish::new(CloseReason::PlanMismatch, message, None));
     }
-    let fork_span = source.index(&replay.plan.fork_span).context("the fork span is not in the bundle")?;
     let started = std::time::Instant::now();
     let mut workspace = ForkWorkspace::open(api.clone(), &args.workspace, &args.scratch_dir)?;
     let waiting = policy::holds(args.api_address, args.kubernetes_host.clone(), args.kubernetes_port);
     let isolation = tokio::spawn(async move { (waiting.await, started.elapsed()) });
-    if let Some(start) = start_snapshot(&source, fork_span) {
+    if let Some(start) = source.start_state(fork.first) {
         workspace.start_from(&start).await?;
     }
     let restored = started.elapsed();
@@ -193,7 +207,8 @@ async fn attempt(
     tracing::info!("the executor is let go");
     let deadline = Duration::from_secs(bundle.deadline_seconds.max(1) as u64);
     tokio::spawn(watch_deadline(deadline, stop.clone()));
-    steps::run(api, &source, replay, workspace, executor, stopped, &args.workspace).await
+    let outside = steps::Outside { api, workspace, executor, stopped, root: &args.workspace };
+    steps::run(&fork, replay, outside).await
 }
 
 /// Cancel, the fork's end from elsewhere, and the pod's own end.

@@ -1,28 +1,23 @@
 //! Span by span: keep, override, block or execute, and report before going on.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use replayfork_client::ClientError;
-use replayfork_client::fork::{BeginSpan, CloseReason, EndSpan, ReusedSnapshots};
-use replayfork_core::contract::{Action, executed};
-use replayfork_core::model::{Closing, Executor as Recorded, Fidelity, Opening, Output, Span, Status, Verdict};
-use replayfork_core::replay::{Execution, Replay, Step};
-use replayfork_core::source::Source;
-use replayfork_protocol::{Denied, Ended, Run, SCRATCH, ToExecutor};
-use replayfork_snapshot::{read_file, write_file};
+use replayfork_client::fork::{BeginSpan, CloseReason, EndSpan, Reproducibility, ReusedSnapshots};
+use replayfork_core::answers::Answer;
+use replayfork_core::contract::{executed, patched_opening};
+use replayfork_core::model::{Closing, Fidelity, Inputs, Opening, Output, SnapshotRef, Status};
+use replayfork_core::plan::Prepared;
+use replayfork_core::reason::Blocked;
+use replayfork_core::replay::{Execution, Replay, Reproduced, Step};
 use tokio::sync::watch;
 
 use crate::api::Api;
+use crate::execute::Attempt;
 use crate::executor::Executor;
 use crate::volumes::Full;
 use crate::workspace::ForkWorkspace;
-
-/// Bytes of a file that a FileRead gives.
-const MAX_READ: u64 = 16 << 20;
-
-/// How long after the executor's container the courier's may be told to end.
-const SIGTERM_APART: Duration = Duration::from_secs(2);
 
 /// Why the fork is to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +42,7 @@ impl Stop {
         });
     }
 
-    fn close(self) -> (CloseReason, String) {
+    pub fn close(self) -> (CloseReason, String) {
         match self {
             Stop::Canceled => (CloseReason::Canceled, "canceled as asked".into()),
             Stop::DeadlineExceeded => (CloseReason::DeadlineExceeded, "spec.sandbox.deadlineSeconds is over; what was done is kept".into()),
@@ -67,24 +62,22 @@ pub struct Finish {
     pub executor: Option<Executor>,
     /// The first span that was not decided about, where no row says so.
     pub unreached_from: Option<String>,
+    pub reproducibility: Option<Reproducibility>,
+    pub warnings: Vec<String>,
 }
 
 impl Finish {
     pub fn new(reason: CloseReason, message: impl Into<String>, executor: Option<Executor>) -> Self {
-        Self { reason, message: message.into(), executor, unreached_from: None }
+        Self { reason, message: message.into(), executor, unreached_from: None, reproducibility: None, warnings: Vec::new() }
     }
 
     fn stopped(stop: Stop, executor: Option<Executor>) -> Self {
         let (reason, message) = stop.close();
         Self::new(reason, message, executor)
     }
-
-    fn before(self, span: &Span) -> Self {
-        Self { unreached_from: Some(span.id.clone()), ..self }
-    }
 }
 
-fn now() -> i64 {
+pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as i64)
 }
 
@@ -96,288 +89,311 @@ pub async fn stopped_before_start(mut stopped: watch::Receiver<Option<Stop>>) ->
     }
 }
 
-fn closing(status: Status, verdict: Verdict, output: Option<Output>) -> Closing {
-    Closing { ended: now(), status, verdict, output, error: None, input_tokens: None, output_tokens: None, cost_usd: None, blocked: vec![] }
+/// What the walk acts on.
+pub struct Outside<'a> {
+    pub api: &'a Api,
+    pub workspace: ForkWorkspace,
+    pub executor: Executor,
+    pub stopped: watch::Receiver<Option<Stop>>,
+    pub root: &'a Path,
+}
+
+/// The walk over the units.
+struct Walk<'a> {
+    fork: &'a Prepared<'a>,
+    replay: Replay<'a>,
+    out: Outside<'a>,
+    reproducibility: Reproducibility,
 }
 
 /// Carries out the plan.
 ///
 /// # Errors
 /// A fault of the sandbox's: the fork is then closed as SandboxFailed.
-pub async fn run(
-    api: &Api,
-    source: &Source,
-    mut replay: Replay<'_>,
-    mut workspace: ForkWorkspace,
-    mut executor: Executor,
-    mut stopped: watch::Receiver<Option<Stop>>,
-    root: &Path,
-) -> anyhow::Result<Finish> {
-    let mut previous: Option<&Span> = None;
-    for index in replay.units() {
-        let span = &source.spans[index];
-        if let Some(stop) = *stopped.borrow() {
-            return Ok(Finish::stopped(stop, Some(executor)).before(span));
+pub async fn run<'a>(fork: &'a Prepared<'a>, replay: Replay<'a>, out: Outside<'a>) -> anyhow::Result<Finish> {
+    let mut walk = Walk { fork, replay, out, reproducibility: Reproducibility::default() };
+    let mut ended = None;
+    for index in fork.units() {
+        let span = &fork.source.spans[index];
+        let stop = *walk.out.stopped.borrow();
+        if let Some(stop) = stop {
+            ended = Some(End { reached: false, ..End::stopped(stop) });
+        } else {
+            ended = walk.visit(index).await?;
         }
-        if let (Some(after), Some(before)) = (previous.and_then(|p| p.snapshot_after), span.snapshot_before) {
-            workspace.apply(&after, &before).await?;
-            replay.gap_applied(index);
+        if let Some(end) = &mut ended {
+            end.unreached_from = (!end.reached).then(|| span.id.clone());
+            break;
         }
-        for state in [span.snapshot_before, span.snapshot_after].into_iter().flatten() {
-            workspace.fetch(&state).await?;
+    }
+    let Walk { mut replay, out, reproducibility, .. } = walk;
+    let end = ended.unwrap_or_else(|| {
+        let message = match fork.check {
+            true => format!(
+                "{} steps gave what they gave when recorded, {} something else, {} can't be run again",
+                reproducibility.identical, reproducibility.differs, reproducibility.not_executable
+            ),
+            false => "every span of the plan was executed, reused, overridden or blocked as planned".to_owned(),
+        };
+        End { reason: CloseReason::Succeeded, message, reached: true, executor_gone: false, unreached_from: None }
+    });
+    let executor = (!end.executor_gone).then_some(out.executor);
+    let mut warnings = replay.plan.warnings.clone();
+    warnings.append(&mut replay.warnings);
+    let reproducibility = fork.check.then_some(reproducibility);
+    Ok(Finish { unreached_from: end.unreached_from, reproducibility, warnings, ..Finish::new(end.reason, end.message, executor) })
+}
+
+/// Why the walk ends before its last unit.
+struct End {
+    reason: CloseReason,
+    message: String,
+    /// Something was reported of the unit at which it ends.
+    reached: bool,
+    executor_gone: bool,
+    unreached_from: Option<String>,
+}
+
+impl End {
+    fn new(reason: CloseReason, message: String) -> Self {
+        Self { reason, message, reached: true, executor_gone: false, unreached_from: None }
+    }
+
+    fn stopped(stop: Stop) -> Self {
+        let (reason, message) = stop.close();
+        Self::new(reason, message)
+    }
+}
+
+impl Walk<'_> {
+    async fn visit(&mut self, index: usize) -> anyhow::Result<Option<End>> {
+        self.fetch_states(index).await?;
+        let changes = self.replay.before(index);
+        self.out.workspace.change(&changes).await?;
+        let before = self.out.workspace.now;
+        let mut step = self.replay.step(index, &mut self.out.workspace)?;
+        if let Step::Cached { key, otherwise } = step {
+            if self.use_cached(index, before, &key, &otherwise).await? {
+                return Ok(None);
+            }
+            step = *otherwise;
         }
-        let before = workspace.now;
-        match replay.step(index, &mut workspace)? {
-            Step::Keep { .. } => {
-                keep(span, &mut workspace, root, source).await?;
-                replay.kept(index);
-                report_reused(api, span, before, &workspace).await?;
-            }
-            Step::Override(output) => {
-                keep(span, &mut workspace, root, source).await?;
-                let end = EndSpan {
-                    fidelity: Fidelity::Overridden,
-                    opening: Opening { started: now(), ..span.opening.clone() },
-                    closing: closing(Status::Completed, span.verdict(), Some(output.clone())),
-                    snapshot_before: Some(before),
-                    snapshot_after: Some(workspace.now),
-                    input_digest: None,
-                };
-                api.end(&span.id, &end).await?;
-                replay.overridden(index, output);
-            }
-            Step::Block(blocked) => {
-                let closing = Closing { blocked, ..closing(Status::Blocked, Verdict::None, None) };
-                let opening = Opening { started: now(), ..span.opening.clone() };
-                let end = EndSpan {
-                    fidelity: Fidelity::Blocked,
-                    opening,
-                    closing,
-                    snapshot_before: None,
-                    snapshot_after: None,
-                    input_digest: None,
-                };
-                api.end(&span.id, &end).await?;
-                replay.blocked(index);
-            }
-            Step::Execute(execution) => {
-                let done = execute(api, span, &execution, &mut workspace, &mut executor, &mut stopped, root).await?;
-                match done {
-                    Done::Ended { status, output, undeclared: None } => replay.executed(index, status, output),
-                    Done::Ended { undeclared: Some(path), .. } => {
-                        let message = format!(
-                            "span {:?} changed {path:?}, which is outside of the writes it declares; declare it, or declare nothing",
-                            span.opening.name
-                        );
-                        return Ok(Finish::new(CloseReason::UndeclaredWrite, message, Some(executor)));
-                    }
-                    Done::Stopped(stop) => return Ok(Finish::stopped(stop, Some(executor))),
-                    Done::ImageNotUsable(message) => {
-                        return Ok(Finish::new(CloseReason::ImageNotUsable, message, Some(executor)));
-                    }
-                    Done::ExecutorGone => {
-                        let message = format!(
-                            "the executor's container ended while span {:?} ran; raise spec.sandbox.resources.limits.memory",
-                            span.opening.name
-                        );
-                        return Ok(Finish::new(CloseReason::OOMKilled, message, None));
-                    }
+        match step {
+            Step::Keep { changes, .. } => {
+                self.out.workspace.change(&changes).await?;
+                self.replay.kept(index);
+                if !self.fork.check {
+                    self.report_reused(index, before).await?;
                 }
             }
+            Step::Override { output, changes } => {
+                self.out.workspace.change(&changes).await?;
+                self.override_with(index, before, output).await?;
+            }
+            Step::Block { blocked, unknown } => self.block(index, blocked, unknown).await?,
+            Step::Serve(execution, answer) => self.serve(index, before, &execution, &answer).await?,
+            Step::Execute(execution) => return self.execute(index, before, &execution).await,
+            Step::NotExecutable(_) => self.reproducibility.not_executable += 1,
             Step::Inconsistent { message, .. } => {
-                return Ok(Finish::new(CloseReason::WorkspaceInconsistent, message, Some(executor)).before(span));
+                return Ok(Some(End { reached: false, ..End::new(CloseReason::WorkspaceInconsistent, message) }));
+            }
+            Step::Cached { .. } => anyhow::bail!("a cached result stands for another one"),
+        }
+        Ok(None)
+    }
+
+    /// What the decision about a unit looks at.
+    async fn fetch_states(&mut self, index: usize) -> anyhow::Result<()> {
+        let (source, span) = (self.fork.source, &self.fork.source.spans[index]);
+        let unknown = span.opening.inputs == Inputs::Unknown;
+        let patched = source.state_for_patches(index).filter(|_| unknown);
+        let states = [span.snapshot_before, span.snapshot_after, source.state_before(index), source.state_after(index), patched];
+        for state in states.into_iter().flatten() {
+            self.out.workspace.fetch(&state).await?;
+        }
+        Ok(())
+    }
+
+    fn opening(&self, index: usize) -> Opening {
+        patched_opening(self.fork.source, &self.fork.patches, index, now())
+    }
+
+    /// Spans that run as part of this one, and have no result of their own any more.
+    fn left_out(&self, index: usize) -> Vec<String> {
+        self.fork.source.inner(index).iter().map(|&i| self.fork.source.spans[i].id.clone()).collect()
+    }
+
+    /// A result without an execution.
+    fn end_of(&self, index: usize, fidelity: Fidelity, closing: Closing, states: Option<(SnapshotRef, SnapshotRef)>) -> EndSpan {
+        EndSpan {
+            fidelity,
+            opening: self.opening(index),
+            closing,
+            snapshot_before: states.map(|s| s.0),
+            snapshot_after: states.map(|s| s.1),
+            input_digest: None,
+            cache_key: None,
+            left_out: self.left_out(index),
+        }
+    }
+
+    async fn end(&self, index: usize, end: &EndSpan) -> Result<(), ClientError> {
+        self.out.api.end(&self.fork.source.spans[index].id, end).await
+    }
+
+    async fn override_with(&mut self, index: usize, before: SnapshotRef, output: Output) -> anyhow::Result<()> {
+        let span = &self.fork.source.spans[index];
+        let mut closing = Closing { verdict: span.verdict(), ..Closing::new(now(), Status::Completed, Some(output.clone())) };
+        let mut states = Some((before, self.out.workspace.now));
+        if !self.fork.source.shows_changes(index) {
+            closing.unknown = self.fork.may_write(index).iter().map(replayfork_core::footprint::Pattern::declared).collect();
+            states = None;
+        }
+        let end = self.end_of(index, Fidelity::Overridden, closing, states);
+        self.end(index, &end).await?;
+        self.replay.overridden(index, output);
+        Ok(())
+    }
+
+    async fn block(&mut self, index: usize, blocked: Vec<Blocked>, unknown: Vec<String>) -> anyhow::Result<()> {
+        let closing = Closing { blocked, unknown, ..Closing::new(now(), Status::Blocked, None) };
+        let end = self.end_of(index, Fidelity::Blocked, closing, None);
+        self.end(index, &end).await?;
+        self.replay.blocked(index);
+        Ok(())
+    }
+
+    /// A recorded answer; nothing was spent for it.
+    async fn serve(&mut self, index: usize, before: SnapshotRef, execution: &Execution, answer: &Answer) -> anyhow::Result<()> {
+        let span = &self.fork.source.spans[index];
+        let output = answer.output();
+        let mut closing = Closing { verdict: span.verdict(), ..Closing::new(now(), Status::Completed, Some(output.clone())) };
+        if self.fork.check {
+            closing.reproduced = Some(self.compare(index, Status::Completed, Some(&output), &mut closing.error)?);
+        }
+        let mut end = self.end_of(index, Fidelity::ServedFromRecording, closing, None);
+        end.opening = executed(end.opening, &execution.rendered);
+        end.input_digest = Some(execution.input_digest);
+        if span.snapshot_before.is_some() {
+            (end.snapshot_before, end.snapshot_after) = (Some(before), Some(self.out.workspace.now));
+        }
+        self.end(index, &end).await?;
+        self.replay.executed(index, Status::Completed, Some(output), &[]);
+        Ok(())
+    }
+
+    /// Another fork's result, if there is one.
+    async fn use_cached(
+        &mut self,
+        index: usize,
+        before: SnapshotRef,
+        key: &replayfork_core::Digest,
+        otherwise: &Step,
+    ) -> anyhow::Result<bool> {
+        let Some(result) = self.out.api.cached(key).await? else { return Ok(false) };
+        let mut changed = Vec::new();
+        if let (Some(then), Some(after)) = (result.snapshot_before, result.snapshot_after) {
+            changed = self.out.workspace.difference(&then, &after).await?;
+            let change = replayfork_core::replay::WorkspaceChange::Recorded { state: after, paths: changed.clone() };
+            self.out.workspace.change(&[change]).await?;
+        }
+        let status = result.closing.status;
+        let output = result.closing.output.clone();
+        let note = format!("the result of span {:?} of run {}, which had the same inputs", result.span, result.run);
+        let closing =
+            Closing { verdict: self.fork.source.spans[index].verdict(), error: Some(note), ..Closing::new(now(), status, output.clone()) };
+        let mut end = self.end_of(index, Fidelity::Reused, closing, Some((before, self.out.workspace.now)));
+        if let Step::Execute(execution) | Step::Serve(execution, _) = otherwise {
+            end.opening = executed(end.opening, &execution.rendered);
+            end.input_digest = Some(execution.input_digest);
+        }
+        self.end(index, &end).await?;
+        self.replay.executed(index, status, output, &changed);
+        Ok(true)
+    }
+
+    async fn execute(&mut self, index: usize, before: SnapshotRef, execution: &Execution) -> anyhow::Result<Option<End>> {
+        let span = &self.fork.source.spans[index];
+        let opening = executed(self.opening(index), &execution.rendered);
+        self.out.api.begin(&span.id, &BeginSpan { opening: opening.clone(), input_digest: execution.input_digest }).await?;
+        tracing::info!(span = span.id, "begun");
+        let attempt = crate::execute::attempt(self.fork, span, execution, &mut self.out).await?;
+        let Attempt { mut closing, stop, unusable } = match attempt {
+            Ok(attempt) => attempt,
+            // SIGTERM reaches both containers, one a little before the other; the courier's own says which end it is.
+            Err(Some(stop)) => return Ok(Some(End::stopped(stop))),
+            Err(None) => {
+                let message = format!(
+                    "the executor's container ended while span {:?} ran; raise spec.sandbox.resources.limits.memory",
+                    span.opening.name
+                );
+                return Ok(Some(End { executor_gone: true, ..End::new(CloseReason::OOMKilled, message) }));
+            }
+        };
+        let changed = self.out.workspace.capture().await?;
+        closing.verdict = span.verdict();
+        closing.ended = now();
+        let (status, output) = (closing.status, closing.output.clone());
+        let whole = stop.is_none() && unusable.is_none();
+        let mut states = (Some(before), Some(self.out.workspace.now));
+        if self.fork.check && whole {
+            closing.reproduced = Some(self.compare(index, status, output.as_ref(), &mut closing.error)?);
+            // A check leaves the workspace as it was recorded.
+            states = (span.snapshot_before, span.snapshot_after);
+        }
+        let undeclared = execution.undeclared(&changed).map(str::to_owned).filter(|_| !self.fork.check);
+        let end = EndSpan {
+            fidelity: Fidelity::Reexecuted,
+            opening,
+            closing,
+            snapshot_before: states.0,
+            snapshot_after: states.1,
+            input_digest: Some(execution.input_digest),
+            cache_key: execution.cache_key.filter(|_| whole && undeclared.is_none()),
+            left_out: if self.fork.check { Vec::new() } else { self.left_out(index) },
+        };
+        self.end(index, &end).await?;
+        Ok(match (stop, unusable, undeclared) {
+            (Some(stop), _, _) => Some(End::stopped(stop)),
+            (None, Some(message), _) => Some(End::new(CloseReason::ImageNotUsable, message)),
+            (None, None, Some(path)) => {
+                let message = format!(
+                    "span {:?} changed {path:?}, which is outside of the writes it declares; declare it, or declare nothing",
+                    span.opening.name
+                );
+                Some(End::new(CloseReason::UndeclaredWrite, message))
+            }
+            (None, None, None) => {
+                self.replay.executed(index, status, output, &changed);
+                None
+            }
+        })
+    }
+
+    /// Of a check: whether the step gave what it gave when recorded.
+    fn compare(&mut self, index: usize, status: Status, output: Option<&Output>, error: &mut Option<String>) -> anyhow::Result<bool> {
+        match self.replay.reproduced(index, status, output, &mut self.out.workspace)? {
+            Reproduced::Identical => {
+                self.reproducibility.identical += 1;
+                Ok(true)
+            }
+            Reproduced::Differs(respects) => {
+                self.reproducibility.differs += 1;
+                let note = format!("not as recorded: {}", respects.join(", "));
+                *error = Some(error.take().map_or_else(|| note.clone(), |e| format!("{e}; {note}")));
+                Ok(false)
             }
         }
-        if span.snapshot_after.is_some() {
-            previous = Some(span);
+    }
+
+    /// A reused span needs a row of its own only where its workspace differs from the recorded one.
+    async fn report_reused(&self, index: usize, before: SnapshotRef) -> Result<(), ClientError> {
+        let span = &self.fork.source.spans[index];
+        let now = self.out.workspace.now;
+        let as_recorded = |state: Option<SnapshotRef>, now: SnapshotRef| state.is_none_or(|s| s.content == now.content);
+        if as_recorded(span.snapshot_before, before) && as_recorded(span.snapshot_after, now) {
+            return Ok(());
         }
-    }
-    Ok(Finish::new(CloseReason::Succeeded, "every span of the plan was executed, reused, overridden or blocked as planned", Some(executor)))
-}
-
-/// The span's recorded changes happen; a recorded write happens whatever was there.
-async fn keep(span: &Span, workspace: &mut ForkWorkspace, root: &Path, source: &Source) -> anyhow::Result<()> {
-    if let (Some(before), Some(after)) = (span.snapshot_before, span.snapshot_after) {
-        workspace.apply(&before, &after).await?;
-    }
-    if let Some(Recorded::FileWrite { path, content, executable }) = &span.opening.executor
-        && span.status() == Status::Completed
-        && span.snapshot_after.is_some_and(|after| after.content != workspace.now.content)
-    {
-        let path = replayfork_core::footprint::relative(path, source.root())?;
-        write_file(root, &path, content.as_bytes(), *executable)?;
-        workspace.capture().await?;
-    }
-    Ok(())
-}
-
-/// A reused span needs a row of its own only where its workspace differs from the recorded one.
-async fn report_reused(
-    api: &Api,
-    span: &Span,
-    before: replayfork_core::model::SnapshotRef,
-    workspace: &ForkWorkspace,
-) -> Result<(), ClientError> {
-    let as_recorded = |state: Option<replayfork_core::model::SnapshotRef>, now: &replayfork_core::model::SnapshotRef| {
-        state.is_none_or(|s| s.content == now.content)
-    };
-    if as_recorded(span.snapshot_before, &before) && as_recorded(span.snapshot_after, &workspace.now) {
-        return Ok(());
-    }
-    api.reused(&ReusedSnapshots { span: span.id.clone(), snapshot_before: before, snapshot_after: workspace.now }).await
-}
-
-enum Done {
-    Ended { status: Status, output: Option<Output>, undeclared: Option<String> },
-    Stopped(Stop),
-    ImageNotUsable(String),
-    ExecutorGone,
-}
-
-async fn execute(
-    api: &Api,
-    span: &Span,
-    execution: &Execution,
-    workspace: &mut ForkWorkspace,
-    executor: &mut Executor,
-    stopped: &mut watch::Receiver<Option<Stop>>,
-    root: &Path,
-) -> anyhow::Result<Done> {
-    let before = workspace.now;
-    let opening = executed(&span.opening, &execution.rendered, now());
-    api.begin(&span.id, &BeginSpan { opening: opening.clone(), input_digest: execution.input_digest }).await?;
-    tracing::info!(span = span.id, "begun");
-    let mut unusable = None;
-    let (mut closing, stop) = match &execution.action {
-        Action::Run(command) => {
-            let command = Run {
-                argv: command.argv.clone(),
-                cwd: root.join(&command.cwd).to_string_lossy().into_owned(),
-                env: command.env.clone(),
-                stdin: command.stdin.clone(),
-                timeout_ms: command.timeout_ms,
-            };
-            match run_command(executor, command, stopped).await {
-                Ok((ended, stop)) => {
-                    unusable = ended.denied.as_ref().and_then(|denied| image_unusable(denied, root));
-                    (command_result(ended, stop), stop)
-                }
-                Err(_) => {
-                    // SIGTERM reaches both containers, one a little before the other; the courier's own says which end it is.
-                    let told = tokio::time::timeout(SIGTERM_APART, stopped.wait_for(Option::is_some)).await;
-                    let stop = told.ok().and_then(|told| told.ok().and_then(|stop| *stop));
-                    return Ok(stop.map_or(Done::ExecutorGone, Done::Stopped));
-                }
-            }
-        }
-        Action::ReadFile { path } => (file_result(read_file(root, path, MAX_READ)), None),
-        Action::WriteFile { path, content, executable } => {
-            let written = write_file(root, path, content.as_bytes(), *executable);
-            (write_result(span, written), None)
-        }
-    };
-    let changed = workspace.capture().await?;
-    closing.verdict = span.verdict();
-    closing.ended = now();
-    let undeclared = execution.undeclared(&changed).map(str::to_owned);
-    let (status, output) = (closing.status, closing.output.clone());
-    let end = EndSpan {
-        fidelity: Fidelity::Reexecuted,
-        opening,
-        closing,
-        snapshot_before: Some(before),
-        snapshot_after: Some(workspace.now),
-        input_digest: Some(execution.input_digest),
-    };
-    api.end(&span.id, &end).await?;
-    Ok(match (stop, unusable) {
-        (Some(stop), _) => Done::Stopped(stop),
-        (None, Some(message)) => Done::ImageNotUsable(message),
-        (None, None) => Done::Ended { status, output, undeclared },
-    })
-}
-
-/// What to say of a refusal that lies in the image; what a run has in its own folders may be refused in any image.
-fn image_unusable(denied: &Denied, root: &Path) -> Option<String> {
-    let path = Path::new(&denied.path);
-    let ours = path.starts_with(root) || path.starts_with(SCRATCH);
-    (!ours).then(|| {
-        format!(
-            "the image can't be used as uid {}: it may not enter or execute {:?}; set spec.sandbox.runAsUser or spec.sandbox.image",
-            denied.uid, denied.path
-        )
-    })
-}
-
-async fn run_command(
-    executor: &mut Executor,
-    command: Run,
-    stopped: &mut watch::Receiver<Option<Stop>>,
-) -> std::io::Result<(Ended, Option<Stop>)> {
-    executor.order(ToExecutor::Run(command))?;
-    tokio::select! {
-        ended = executor.ended() => return Ok((ended?, None)),
-        _ = stopped.wait_for(Option::is_some) => {}
-    }
-    let stop = *stopped.borrow();
-    executor.order(ToExecutor::Stop)?;
-    Ok((executor.ended().await?, stop))
-}
-
-fn command_result(ended: Ended, stop: Option<Stop>) -> Closing {
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).replace('\0', "\u{fffd}");
-    let (stdout, stderr) = (text(ended.stdout), text(ended.stderr));
-    let mut notes = Vec::new();
-    if let Some(home) = ended.home_unusable {
-        notes.push(format!("HOME was {SCRATCH}, since the recorded {home:?} can't be written in the sandbox"));
-    }
-    if ended.left_running > 0 {
-        notes.push(format!("{} background processes were killed when the step ended", ended.left_running));
-    }
-    if ended.oom_kills > 0 {
-        notes.push(format!("{} processes were killed for memory; raise spec.sandbox.resources.limits.memory", ended.oom_kills));
-    }
-    if ended.dropped > 0 {
-        notes.push(format!("{} bytes of output were dropped", ended.dropped));
-    }
-    let (status, output) = match (ended.exit_code, stop) {
-        (_, Some(stop)) => {
-            let (reason, why) = stop.close();
-            notes.push(format!("{reason}: the step was stopped; {why}"));
-            (Status::Canceled, None)
-        }
-        (Some(code), None) => {
-            let status = if code == 0 { Status::Completed } else { Status::Failed };
-            (status, Some(Output { text: stdout.clone(), stdout, stderr, exit_code: Some(code) }))
-        }
-        (None, None) => {
-            let why = ended
-                .failed_start
-                .unwrap_or_else(|| if ended.timed_out { "it ran into its timeout".into() } else { "it was stopped".into() });
-            notes.push(why);
-            (Status::Failed, None)
-        }
-    };
-    Closing { error: (!notes.is_empty()).then(|| notes.join("; ")), ..closing(status, Verdict::None, output) }
-}
-
-fn file_result(read: Result<Vec<u8>, replayfork_snapshot::SnapshotError>) -> Closing {
-    match read {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes).replace('\0', "\u{fffd}");
-            closing(Status::Completed, Verdict::None, Some(Output { text: text.clone(), stdout: text, ..Output::default() }))
-        }
-        Err(error) => Closing { error: Some(error.to_string()), ..closing(Status::Failed, Verdict::None, None) },
-    }
-}
-
-/// A write that succeeds gives what it gave when recorded: its output says nothing about the content.
-fn write_result(span: &Span, written: Result<(), replayfork_snapshot::SnapshotError>) -> Closing {
-    match written {
-        Ok(()) => {
-            let recorded = span.output().filter(|_| span.status() == Status::Completed).cloned();
-            closing(Status::Completed, Verdict::None, Some(recorded.unwrap_or_default()))
-        }
-        Err(error) => Closing { error: Some(error.to_string()), ..closing(Status::Failed, Verdict::None, None) },
+        self.out.api.reused(&ReusedSnapshots { span: span.id.clone(), snapshot_before: before, snapshot_after: now }).await
     }
 }

@@ -7,9 +7,10 @@ use anyhow::Context;
 use replayfork_core::Digest;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
-use replayfork_core::replay::Workspace;
+use replayfork_core::replay::{Workspace, WorkspaceChange};
 use replayfork_snapshot::{
-    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_text, reachable, replay_changes, restore,
+    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file, reachable,
+    replay_paths, restore,
 };
 
 use crate::api::Api;
@@ -98,19 +99,47 @@ impl ForkWorkspace {
         Ok(changes.iter().map(|c| path_text(&c.path)).collect())
     }
 
-    /// Makes what changed between two recorded states happen here.
+    /// Makes changes happen that no step makes.
     ///
     /// # Errors
     /// What the api-server or the file system says.
-    pub async fn apply(&mut self, before: &SnapshotRef, after: &SnapshotRef) -> anyhow::Result<()> {
-        if before.content == after.content {
-            return Ok(());
+    pub async fn change(&mut self, changes: &[WorkspaceChange]) -> anyhow::Result<()> {
+        for change in changes {
+            match change {
+                WorkspaceChange::Restore(state) => {
+                    self.fetch(state).await?;
+                    restore(&self.root, &mut self.nodes, &mut self.store, Some(&self.now.node), &state.node)
+                        .context("a workspace can't be restored")?;
+                }
+                WorkspaceChange::Recorded { state, paths } => {
+                    self.fetch(state).await?;
+                    let paths: Vec<_> = paths.iter().map(|p| path_bytes(p)).collect();
+                    replay_paths(&self.root, &mut self.nodes, &mut self.store, &self.now.node, (&state.node, &paths))?;
+                }
+                WorkspaceChange::File { path, content, executable } => self.put_file(path, content, *executable)?,
+            }
+            self.capture().await?;
         }
+        Ok(())
+    }
+
+    /// Sets a path to a file, whatever was there when last captured.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn put_file(&mut self, path: &str, content: &[u8], executable: bool) -> Result<(), SnapshotError> {
+        put_file(&self.root, &mut self.nodes, &mut self.store, &self.now.node, (path, content, executable))
+    }
+
+    /// The paths that differ between two states of which all blobs are at hand.
+    ///
+    /// # Errors
+    /// What the api-server says.
+    pub async fn difference(&mut self, before: &SnapshotRef, after: &SnapshotRef) -> anyhow::Result<Vec<String>> {
         self.fetch(before).await?;
         self.fetch(after).await?;
-        replay_changes(&self.root, &mut self.nodes, &mut self.store, &self.now.node, (&before.node, &after.node))?;
-        self.capture().await?;
-        Ok(())
+        let changes = diff(&mut self.nodes, &mut self.store, Some(&before.node), Some(&after.node))?;
+        Ok(changes.iter().map(|c| path_text(&c.path)).collect())
     }
 }
 

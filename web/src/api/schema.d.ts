@@ -11,7 +11,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The difference of two runs of one lineage. */
+        /** The difference of two runs: by lineage where they have a common source, else as their steps are aligned. */
         get: operations["diff"];
         put?: never;
         post?: never;
@@ -160,6 +160,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/runs/{run}/forensics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What went wrong in a run, and because of what. */
+        get: operations["forensics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/runs/{run}/forks": {
         parameters: {
             query?: never;
@@ -245,6 +262,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/uploads": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Send content for a patch that is too large for a custom resource. It is kept for a day, or as long as a fork that names it. */
+        post: operations["upload"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sandbox/v1/forks/{uid}/blobs/have": {
         parameters: {
             query?: never;
@@ -313,6 +347,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sandbox/v1/forks/{uid}/contents/{digest}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** An uploaded content that the fork's patches name. */
+        get: operations["content"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sandbox/v1/forks/{uid}/packs": {
         parameters: {
             query?: never;
@@ -323,6 +374,23 @@ export interface paths {
         get?: never;
         /** Send a pack of blobs. */
         put: operations["put_pack"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandbox/v1/forks/{uid}/results/{key}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A result that another fork left. */
+        get: operations["cached"];
+        put?: never;
         post?: never;
         delete?: never;
         options?: never;
@@ -392,6 +460,23 @@ export interface paths {
         put?: never;
         /** A span's result. */
         post: operations["end"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/sandbox/v1/forks/{uid}/spans/{span}/model": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Ask the model that the fork's spec names, once for a step. */
+        post: operations["ask_model"];
         delete?: never;
         options?: never;
         head?: never;
@@ -555,6 +640,18 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** @description Consent to run a step that a gate let through with other arguments. */
+        Approval: {
+            /** @description The span's id, or a name that is unique in the run. */
+            span: string;
+            /** @description Of the arguments that are approved, as the plan or the blocked span's message names it. */
+            inputDigest: string;
+        };
+        /** @description `POST /sandbox/v1/forks/{uid}/spans/{span}/model`: the api-server asks the endpoint that the fork's spec names, once per step. */
+        AskModel: {
+            /** @description A chat completion's body. */
+            request: unknown;
+        };
         /** @description `POST /sandbox/v1/forks/{uid}/spans/{span}/begin` */
         BeginSpan: {
             /** @description The opening as it is executed: patched and rendered. */
@@ -570,11 +667,23 @@ export interface components {
             upstream?: string | null;
             message: string;
         };
+        /** @description A blocked span that waits for no other blocked one, and all that wait for it. */
+        BlockedGroup: {
+            root: components["schemas"]["SpanRef"];
+            reasons: components["schemas"]["Blocked"][];
+            /** @description The others, in order of sequence. */
+            spans: components["schemas"]["BlockedSpan"][];
+            /**
+             * Format: int64
+             * @description Others that are not listed.
+             */
+            left_out?: number;
+        };
         /**
          * @description Why an affected span can't run.
          * @enum {string}
          */
-        BlockedReason: "UpstreamBlocked" | "UpstreamEnded" | "BindingFailed" | "VerdictDenied" | "ApprovalNeeded" | "RedactedInput" | "HumanInputNeeded" | "ModelBlocked" | "NoExecutor" | "RecordOnly" | "IncompleteContract" | "SnapshotMissing" | "NetworkNeeded";
+        BlockedReason: "UpstreamBlocked" | "UpstreamEnded" | "BindingFailed" | "VerdictDenied" | "ApprovalNeeded" | "RedactedInput" | "HumanInputNeeded" | "ModelBlocked" | "NoRecordedResponse" | "NoExecutor" | "RecordOnly" | "IncompleteContract" | "SnapshotMissing" | "NetworkNeeded";
         /** @description A blocked span, as the custom resource's status shows it. */
         BlockedSpan: {
             span: string;
@@ -594,11 +703,28 @@ export interface components {
             changed: {
                 [key: string]: components["schemas"]["Changed"];
             };
+            facts: components["schemas"]["Facts"];
+            /** @description Patches of the forks that the source comes from. */
+            inherited: components["schemas"]["Patch"][];
+            /** @description Uploaded contents that the spec and inherited patches name; `GET …/contents/{digest}` has them. */
+            contents: components["schemas"]["Digest"][];
             /**
              * Format: int64
              * @description Seconds of execution.
              */
             deadline_seconds: number;
+        };
+        /** @description `GET /sandbox/v1/forks/{uid}/results/{key}`: a result that another fork left, which this fork then depends on. */
+        CachedResult: {
+            closing: components["schemas"]["Closing"];
+            snapshot_before?: components["schemas"]["SnapshotRef"] | null;
+            snapshot_after?: components["schemas"]["SnapshotRef"] | null;
+            /**
+             * Format: uuid
+             * @description Run and span that it was executed in.
+             */
+            run: string;
+            span: string;
         };
         /**
          * @description Why the planner or a replay says that a span's inputs differ.
@@ -609,8 +735,10 @@ export interface components {
         Changed: {
             /** @description Between the predecessor's end and this span's start, outside of any span. */
             before?: string[];
-            /** @description Between this span's start and end. */
+            /** @description By this span; of spans whose changes can't be told apart, by any of them. */
             during?: string[];
+            /** @description Of those, the ones outside of what it declares to write: they void its declaration. */
+            outside?: string[];
         };
         /** @description `POST /sandbox/v1/forks/{uid}/claim`: the same number gets the same answer, any other 409 for ever. */
         ClaimFork: {
@@ -623,6 +751,8 @@ export interface components {
             message: string;
             /** @description Id of the first span that was not decided about. Default: the one after the last of which anything was reported. */
             unreached_from?: string | null;
+            reproducibility?: components["schemas"]["Reproducibility"] | null;
+            warnings?: string[];
         };
         /**
          * @description How a fork ended. Only `Succeeded` means that the plan was carried out.
@@ -648,6 +778,10 @@ export interface components {
             cost_usd?: number | null;
             /** @description Why a span of a fork is blocked. */
             blocked?: components["schemas"]["Blocked"][];
+            /** @description Of a fork without patches: whether the step gave what it gave when recorded. */
+            reproduced?: boolean | null;
+            /** @description Paths that nobody knows from this blocked span of a fork on: it would have written them. `dir/` is all below. */
+            unknown?: string[];
         };
         CommandPatch: {
             /** @description A script for `/bin/sh -c`; a template, as bindings are. */
@@ -661,6 +795,25 @@ export interface components {
             /** @description What the new command may read and write; without them a new script or argv may touch everything. */
             reads?: string[] | null;
             writes?: string[] | null;
+        };
+        /** @description Uploaded content, as `kubectl replay upload FILE` prints it. */
+        ContentFrom: {
+            /** @description BLAKE3, 64 hex digits. */
+            digest: string;
+        };
+        /** @description How many spans the two runs share. */
+        Counts: {
+            /**
+             * Format: int64
+             * @description Nothing but timing differs.
+             */
+            same: number;
+            /** Format: int64 */
+            changed: number;
+            /** Format: int64 */
+            only_a: number;
+            /** Format: int64 */
+            only_b: number;
         };
         /** @description `POST /v1/runs`. Sent twice with the same id, the second one changes nothing. */
         CreateRun: {
@@ -692,10 +845,20 @@ export interface components {
         DeletionPolicy: "Retain" | "DeleteRun";
         /** @description The difference of two runs. */
         Diff: {
-            /** @description Only pairs where something but timing differs, in order of sequence. */
+            matching: components["schemas"]["Matching"];
+            /** @description Only pairs that differ or ran again, in order of sequence. */
             spans: components["schemas"]["SpanDiff"][];
-            /** @description The earliest span in sequence whose output differs. */
+            /**
+             * Format: int64
+             * @description Further pairs that are not listed.
+             */
+            spans_left_out?: number;
+            /**
+             * @description The earliest span in sequence whose output differs: its id in the first run, or in the second where only that has it. A
+             *     container counts only where nothing in it differs.
+             */
             first_divergent_span?: string | null;
+            counts: components["schemas"]["Counts"];
             a: components["schemas"]["Totals"];
             b: components["schemas"]["Totals"];
         };
@@ -711,6 +874,9 @@ export interface components {
             snapshot_before?: components["schemas"]["SnapshotRef"] | null;
             snapshot_after?: components["schemas"]["SnapshotRef"] | null;
             input_digest?: components["schemas"]["Digest"] | null;
+            cache_key?: components["schemas"]["Digest"] | null;
+            /** @description Spans below this one, which have no result of their own any more. */
+            left_out?: string[];
         };
         EnvVar: {
             name: string;
@@ -738,6 +904,17 @@ export interface components {
             /** @enum {string} */
             type: "model";
         };
+        /** @description What patches meet in the recorded workspaces; looked up by whoever has them. By id of the target span. */
+        Facts: {
+            files?: {
+                [key: string]: {
+                    [key: string]: components["schemas"]["FileFact"];
+                };
+            };
+            snapshots?: {
+                [key: string]: components["schemas"]["SnapshotFact"];
+            };
+        };
         /**
          * @description Where a span's result in a run comes from.
          * @enum {string}
@@ -746,14 +923,48 @@ export interface components {
         FileChange: {
             path: string;
             change: components["schemas"]["FileChangeKind"];
-            /** @description Unified diff of the contents; absent for binary or large files. */
+            before?: components["schemas"]["FileSide"] | null;
+            after?: components["schemas"]["FileSide"] | null;
+            /** @description Unified diff of the contents; absent where they are equal, binary, large, or no files. */
             unified?: string | null;
         };
-        /**
-         * @description How a file differs between two workspaces.
-         * @enum {string}
-         */
+        /** @enum {string} */
         FileChangeKind: "added" | "removed" | "modified";
+        /** @description What the recorded workspace has at a path that a FileContentOverride writes. */
+        FileFact: {
+            /** @description It is a file with the patch's content and x bit already; absent where its state at that moment was not recorded. */
+            same?: boolean | null;
+            /** @description It is a file with its x bit set. */
+            executable: boolean;
+        };
+        /** @description A file to write, whatever was there. Either `content` or `contentFrom`. */
+        FilePatch: {
+            /** @description Of the workspace: absolute, or relative to its root. */
+            path: string;
+            content?: string | null;
+            contentFrom?: components["schemas"]["ContentFrom"] | null;
+            /** @description Its x bit. Default: as the recorded file has it. */
+            executable?: boolean | null;
+        };
+        /** @description What is at a path. */
+        FileSide: {
+            /**
+             * Format: int64
+             * @description Bytes.
+             */
+            size: number;
+            digest: components["schemas"]["Digest"];
+            executable: boolean;
+            /** @enum {string} */
+            type: "file";
+        } | {
+            target: string;
+            /** @enum {string} */
+            type: "symlink";
+        } | {
+            /** @enum {string} */
+            type: "directory";
+        };
         /** @description `POST /v1/runs/{run}/finish` */
         FinishRun: {
             outcome: components["schemas"]["Status"];
@@ -764,6 +975,48 @@ export interface components {
              * @description Nanoseconds since the Unix epoch; 0: now.
              */
             ended?: number;
+        };
+        /** @description The answer to one request. */
+        Fixture: {
+            /** @description As a blocked call's message names it; or give the request itself. */
+            requestDigest?: string | null;
+            request?: unknown;
+            /** @description The text, or a chat completion. */
+            response: unknown;
+        };
+        /** @description Either `inline` or `contentFrom`, a JSON list of the same. */
+        Fixtures: {
+            inline?: components["schemas"]["Fixture"][] | null;
+            contentFrom?: components["schemas"]["ContentFrom"] | null;
+        };
+        /** @description What a run's record says about its failures. */
+        Forensics: {
+            /** @description All of it in a sentence. */
+            summary: string;
+            /**
+             * Format: int64
+             * @description Spans that failed; containers not counted that only hold one.
+             */
+            failed: number;
+            /** Format: int64 */
+            blocked: number;
+            first_failed?: components["schemas"]["SpanRef"] | null;
+            root_cause?: components["schemas"]["SpanRef"] | null;
+            /** @description From the root cause to the span that decides how the run ended; empty for a run that ended well. */
+            path?: components["schemas"]["Link"][];
+            /**
+             * Format: int64
+             * @description Links in the middle of the path that are not listed.
+             */
+            path_left_out?: number;
+            /** @description Blocked spans, by the one that they come from. */
+            blocked_by?: components["schemas"]["BlockedGroup"][];
+            /** Format: int64 */
+            blocked_by_left_out?: number;
+            /** @description Steps that were tried again after a failure. */
+            retries?: components["schemas"]["RetryGroup"][];
+            /** Format: int64 */
+            retries_left_out?: number;
         };
         /** @description A fork's row. */
         Fork: {
@@ -810,6 +1063,9 @@ export interface components {
             blocked: number;
             /** @description At most 20. */
             blocked_spans?: components["schemas"]["BlockedSpan"][];
+            reproducibility?: components["schemas"]["Reproducibility"] | null;
+            /** @description What a reader should know, at most 20. */
+            warnings?: string[];
         };
         /** @description Which run, from which span on. */
         ForkSource: {
@@ -821,8 +1077,10 @@ export interface components {
         /** @description The spec of a fork as the api-server reads it. */
         ForkSpec: {
             source: components["schemas"]["ForkSource"];
+            /** @description None: the fork checks whether the run can be reproduced. */
             patches?: components["schemas"]["Patch"][];
             model?: components["schemas"]["ModelSpec"];
+            approvals?: components["schemas"]["Approval"][];
             reuse?: components["schemas"]["Reuse"];
             sandbox?: components["schemas"]["SandboxChoice"];
             deletionPolicy?: components["schemas"]["DeletionPolicy"];
@@ -867,22 +1125,92 @@ export interface components {
          * @enum {string}
          */
         Inputs: "known" | "unknown";
+        /** @description A member or element that differs. */
+        JsonChange: {
+            /** @description JSON pointer (RFC 6901) into the second value; into the first where the second has no such place. */
+            path: string;
+            /** @description The place in the first value, where elements before it were added or removed. */
+            path_before?: string | null;
+            /** @description Absent: there was no such member. A value that is too large is cut to a text that says so. */
+            before?: unknown;
+            after?: unknown;
+            /** @description `before` or `after` is the beginning of the value's JSON text. */
+            cut?: boolean;
+        };
+        /** @description How two JSON texts differ; no changes where they are only written in another way. */
+        JsonDiff: {
+            changes: components["schemas"]["JsonChange"][];
+            /**
+             * Format: int64
+             * @description Further changes that are not listed.
+             */
+            left_out?: number;
+        };
+        Link: {
+            span: components["schemas"]["SpanRef"];
+            via?: components["schemas"]["Via"] | null;
+            /** @description The same in words. */
+            because?: string;
+        };
         /**
          * @description What will become of an affected span.
          * @enum {string}
          */
         Mark: "WillRun" | "MayRun" | "WillBeBlocked" | "MayBeBlocked" | "MayRunOrBeBlocked";
+        /**
+         * @description How the spans of the two runs were found to correspond.
+         * @enum {string}
+         */
+        Matching: "lineage" | "alignment";
+        Message: {
+            role: string;
+            content: string;
+        };
+        MessagePatch: {
+            /**
+             * Format: int64
+             * @description From 0.
+             */
+            index: number;
+            content: string;
+        };
         /** @description The asked-for blobs that have to be sent. */
         MissingBlobs: {
             missing: components["schemas"]["Digest"][];
+        };
+        /** @description What the endpoint answered, or why there is no answer. */
+        ModelAnswered: {
+            response?: unknown;
+            error?: string | null;
+        };
+        ModelCommand: {
+            argv: string[];
+            /**
+             * Format: int64
+             * @description Seconds for one answer. Default: 60.
+             */
+            timeoutSeconds?: number | null;
+        };
+        ModelConfigPatch: {
+            model?: string | null;
+            /** @description Members of the request to set, such as `temperature`. */
+            parameters?: {
+                [key: string]: unknown;
+            };
+            /** @description Members of the request to remove. */
+            unset?: string[];
         };
         /**
          * @description Who answers model calls.
          * @enum {string}
          */
-        ModelMode: "Blocked";
+        ModelMode: "Blocked" | "Recorded" | "Command" | "Endpoint";
         ModelSpec: {
             mode?: components["schemas"]["ModelMode"];
+            /** @description Endpoint: its name in the installation's configuration. */
+            endpoint?: string | null;
+            command?: components["schemas"]["ModelCommand"] | null;
+            fixtures?: components["schemas"]["Fixtures"] | null;
         };
         /** @description `PUT /api/v1/forks/{uid}/pod` */
         NamePod: {
@@ -903,7 +1231,8 @@ export interface components {
             executor?: components["schemas"]["Executor"] | null;
             /**
              * @description Templates by the field of the executor that they render (`script`, `argv`, `stdin`, `cwd`, `content`,
-             *     `env.NAME`); other names only count as inputs.
+             *     `env.NAME`; of a model call's request the place by its JSON pointer, as in `/messages/0/content`); other names only
+             *     count as inputs.
              */
             input_bindings?: {
                 [key: string]: components["schemas"]["Binding"];
@@ -919,6 +1248,8 @@ export interface components {
             model?: string | null;
             /** @description Names of inputs that were removed before they were recorded. */
             redacted?: string[];
+            /** @description The step needs the network: it is run again only where `spec.sandbox.egress` opens some of it. */
+            network?: boolean;
         };
         /** @description What a step gave, as later steps can use it. */
         Output: {
@@ -929,8 +1260,10 @@ export interface components {
             /** Format: int32 */
             exit_code?: number | null;
         };
+        /** @description An output's text. Either `text` or `contentFrom`. */
         OutputPatch: {
-            text: string;
+            text?: string | null;
+            contentFrom?: components["schemas"]["ContentFrom"] | null;
             /**
              * Format: int32
              * @description Default: 0.
@@ -952,24 +1285,34 @@ export interface components {
             type: components["schemas"]["PatchType"];
             /** @description The span it acts on: an id, or a name unique in the run. Default: the fork span. */
             span?: string | null;
+            command?: components["schemas"]["CommandPatch"] | null;
             /** @description EnvVarOverride: variables to set, or without a value to unset. */
             env?: components["schemas"]["EnvVar"][] | null;
-            command?: components["schemas"]["CommandPatch"] | null;
+            /** @description FileContentOverride: files to write before the span starts. */
+            files?: components["schemas"]["FilePatch"][] | null;
             output?: components["schemas"]["OutputPatch"] | null;
+            prompt?: components["schemas"]["PromptPatch"] | null;
+            modelConfig?: components["schemas"]["ModelConfigPatch"] | null;
+            retrieval?: components["schemas"]["RetrievalPatch"] | null;
+            snapshot?: components["schemas"]["SnapshotPatch"] | null;
         };
         /** @enum {string} */
-        PatchType: "EnvVarOverride" | "CommandOverride" | "ToolOutputOverride";
+        PatchType: "CommandOverride" | "EnvVarOverride" | "FileContentOverride" | "ToolOutputOverride" | "PromptEdit" | "ModelConfigEdit" | "RetrievalContextOverride" | "SnapshotOverride";
         /** @description What a fork will do. */
         Plan: {
             /** @description The same patches on the same run have the same digest, always. */
             digest: components["schemas"]["Digest"];
             /** @description Id of the fork span. */
             fork_span: string;
+            /** @description Nothing is patched: every step that can be is run on its recorded inputs, to see whether it gives what it gave. */
+            check?: boolean;
             counts: components["schemas"]["PlanCounts"];
             /** @description Affected and overridden spans in order. */
             spans: components["schemas"]["PlannedSpan"][];
             /** @description What the sandbox is built from: the recorded values or what the fork asks for. */
             environment: components["schemas"]["RunEnvironment"];
+            /** @description What makes the plan larger than it had to be, or surprising. */
+            warnings?: string[];
         };
         PlanAnswer: {
             /** Format: uuid */
@@ -1017,6 +1360,7 @@ export interface components {
             /** @description Ids of the spans that it is affected through. */
             triggers?: string[];
             blocked?: components["schemas"]["Blocked"][];
+            input_digest?: components["schemas"]["Digest"] | null;
         };
         /** @description An error answer (RFC 9457, `application/problem+json`). */
         Problem: {
@@ -1032,6 +1376,15 @@ export interface components {
             /** @description Digests of blobs that must be sent first. */
             missing?: components["schemas"]["Digest"][];
         };
+        /** @description Exactly one of its members. Texts are templates, as bindings are. */
+        PromptPatch: {
+            /** @description The system prompt. */
+            system?: string | null;
+            message?: components["schemas"]["MessagePatch"] | null;
+            /** @description All messages, a system prompt among them included. */
+            messages?: components["schemas"]["Message"][] | null;
+            contentFrom?: components["schemas"]["ContentFrom"] | null;
+        };
         /** @description `PUT /api/v1/forks/{uid}`: idempotent; another spec under the same uid is 409. */
         RegisterFork: {
             namespace: string;
@@ -1046,9 +1399,41 @@ export interface components {
          * @enum {string}
          */
         ReplayPolicy: "RecordOnly" | "Rerunnable" | "Cacheable" | "Pure";
+        /** @description What a check of a run found: how many of its steps gave what they gave when recorded. */
+        Reproducibility: {
+            /** Format: int64 */
+            identical: number;
+            /** Format: int64 */
+            differs: number;
+            /** Format: int64 */
+            not_executable: number;
+        };
+        /** @description Either `documents` or `contentFrom`, a JSON list. */
+        RetrievalPatch: {
+            /** @description Any JSON; the span's output text is the list of them. */
+            documents?: unknown[] | null;
+            contentFrom?: components["schemas"]["ContentFrom"] | null;
+        };
+        /** @description Attempts at one step: same parent, kind and name, the same or a similar input, each begun after the one before had failed. */
+        RetryGroup: {
+            name: string;
+            kind: components["schemas"]["SpanKind"];
+            parent?: string | null;
+            /** @description In order of sequence, at least two. */
+            attempts: components["schemas"]["SpanRef"][];
+            /**
+             * Format: int64
+             * @description Attempts that are not listed.
+             */
+            left_out?: number;
+            /** @description Id of the attempt that succeeded; absent where none did. */
+            succeeded?: string | null;
+        };
         Reuse: {
             /** @description Whether a span whose inputs turn out as recorded is not executed. */
             earlyCutoff?: boolean;
+            /** @description Whether results of other forks of the namespace may stand for an execution, where the span's policy is Cacheable or Pure. */
+            resultCache?: boolean;
         };
         /** @description `POST /sandbox/v1/forks/{uid}/snapshots`: workspace states around spans that are reused, where they differ from the recorded ones. */
         ReusedSnapshots: {
@@ -1108,6 +1493,8 @@ export interface components {
             b: components["schemas"]["Run"];
             /** @description The difference in a sentence. */
             summary: string;
+            /** @description Whether the two ended in another way. */
+            outcome_changed: boolean;
             /**
              * Format: int64
              * @description How many spans of `b` ran again, were reused, overridden, blocked.
@@ -1119,6 +1506,8 @@ export interface components {
             overridden: number;
             /** Format: int64 */
             blocked: number;
+            /** @description What was not compared, in words. */
+            notes?: string[];
             diff: components["schemas"]["Diff"];
         };
         /** @description What a replay needs to know of a run besides its spans. */
@@ -1152,6 +1541,8 @@ export interface components {
             deadlineSeconds?: number | null;
             /** Format: int64 */
             startDeadlineSeconds?: number | null;
+            /** @description Whether it opens any of the network is all that planning looks at. */
+            egress?: unknown[];
         };
         Shell: {
             script?: string | null;
@@ -1172,6 +1563,16 @@ export interface components {
         /** @description `POST /v1/runs/{run}/snapshots`; 409 with the missing blobs where a tree is not complete. */
         SnapshotBatch: {
             snapshots: components["schemas"]["SnapshotUpload"][];
+        };
+        /** @description The workspace that a SnapshotOverride names. */
+        SnapshotFact: {
+            state: components["schemas"]["SnapshotRef"];
+            /** @description Paths that differ in it from the recorded workspace before the span; absent where that was not recorded. */
+            changed?: string[] | null;
+        };
+        SnapshotPatch: {
+            /** @description Content digest of a workspace that a run of the namespace was recorded with; `kubectl replay show RUN -o json` has them. */
+            digest: string;
         };
         /** @description A workspace state: `content` says what it is, `node` is the stored tree, modification times included. */
         SnapshotRef: {
@@ -1198,6 +1599,14 @@ export interface components {
             fidelity?: components["schemas"]["Fidelity"];
             snapshot_before?: components["schemas"]["SnapshotRef"] | null;
             snapshot_after?: components["schemas"]["SnapshotRef"] | null;
+            /**
+             * @description Start and end in the run that the step was first recorded in, where a fork has run it since, or seen it in another
+             *     workspace. They say what it followed.
+             */
+            first_recorded?: [
+                number,
+                number
+            ] | null;
             input_digest?: components["schemas"]["Digest"] | null;
         };
         /** @description `POST /v1/runs/{run}/spans` */
@@ -1218,20 +1627,39 @@ export interface components {
         };
         /** @description Two spans that correspond to each other, and what differs. */
         SpanDiff: {
+            /** @description Id in the first run; in the second, where only that has it. */
             span: string;
             name: string;
+            /** @description Its name in the second run, where that is another. */
+            renamed?: string | null;
             kind: components["schemas"]["SpanKind"];
             a?: components["schemas"]["SpanSide"] | null;
             b?: components["schemas"]["SpanSide"] | null;
-            /** @description Whether anything but timing differs. */
+            /** @description Whether anything but timing differs. A step that ran again with the same result is listed, and does not differ. */
             differs: boolean;
             /** @description Whether the output (text, stderr, exit code, status) differs. */
             output_differs: boolean;
+            /** @description Whether it was asked something else: another command, request, path, or other arguments. */
+            input_differs?: boolean;
+            /** @description Whether the workspace after it differs in a way that the spans before it don't show. */
+            workspace_differs?: boolean;
+            /** @description It is the first divergence of the two runs. */
+            first?: boolean;
+            /** @description The steps around it are in another order, or it is part of another step. */
+            moved?: boolean;
+            /** @description Names of environment variables that differ, at most 50. */
+            env?: string[];
             /** @description Unified diffs of stdout (or text) and of stderr, where they differ. */
             text?: string | null;
             stderr?: string | null;
-            /** @description Files that differ between the two workspaces after the span. */
+            json?: components["schemas"]["JsonDiff"] | null;
+            /** @description Files that differ between the two workspaces after the span, and that no earlier span shows. */
             files?: components["schemas"]["FileChange"][];
+            /**
+             * Format: int64
+             * @description Further files that are not listed.
+             */
+            files_left_out?: number;
         };
         /**
          * @description What kind of step a span is.
@@ -1248,8 +1676,25 @@ export interface components {
             /** @description Give it as `after` to get the next page. */
             next?: string | null;
         };
+        /** @description A span, and what is known of its failure. */
+        SpanRef: {
+            span: string;
+            name: string;
+            kind: components["schemas"]["SpanKind"];
+            status: components["schemas"]["Status"];
+            verdict: components["schemas"]["Verdict"];
+            /**
+             * Format: int64
+             * @description Place in the run's order, from 1.
+             */
+            step: number;
+            /** @description Why it failed, as the record has it: the error, else the exit code and the last line of stderr. */
+            why?: string | null;
+        };
         /** @description One side of a pair of spans. */
         SpanSide: {
+            /** @description Id of the span in its run. */
+            span: string;
             status: components["schemas"]["Status"];
             verdict: components["schemas"]["Verdict"];
             /** Format: int32 */
@@ -1343,11 +1788,34 @@ export interface components {
             path: string;
             entries: components["schemas"]["TreeEntry"][];
         };
+        /** @description Answer to `POST /api/v1/uploads`. */
+        Uploaded: {
+            /** @description What a patch names as `contentFrom.digest`. */
+            digest: components["schemas"]["Digest"];
+            /** Format: int64 */
+            size: number;
+        };
         /**
          * @description What the permission system said of the step.
          * @enum {string}
          */
         Verdict: "none" | "allow" | "deny" | "gate:allow" | "gate:deny" | "tripped" | "route";
+        /** @description How a span depends on the one before it on the path. */
+        Via: {
+            of: string;
+            binding?: string | null;
+            /** @enum {string} */
+            type: "output";
+        } | {
+            of: string;
+            /** @enum {string} */
+            type: "child";
+        } | {
+            of: string;
+            path?: string | null;
+            /** @enum {string} */
+            type: "file";
+        };
         /** @description Answer to `GET /sandbox/v1/forks/{uid}/wait`, which returns when it is asked to stop, or after at most 20 s. */
         Wait: {
             cancel: boolean;
@@ -1672,6 +2140,30 @@ export interface operations {
             };
         };
     };
+    forensics: {
+        parameters: {
+            query?: {
+                /** @description Default: the caller's ServiceAccount's. */
+                namespace?: string;
+            };
+            header?: never;
+            path: {
+                run: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Forensics"];
+                };
+            };
+        };
+    };
     list_forks: {
         parameters: {
             query?: {
@@ -1800,6 +2292,41 @@ export interface operations {
             };
         };
     };
+    upload: {
+        parameters: {
+            query?: {
+                /** @description Default: the caller's ServiceAccount's. */
+                namespace?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/octet-stream": number[];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Uploaded"];
+                };
+            };
+            /** @description It is larger than the installation allows */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     have: {
         parameters: {
             query?: never;
@@ -1914,6 +2441,28 @@ export interface operations {
             };
         };
     };
+    content: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                uid: string;
+                digest: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": unknown;
+                };
+            };
+        };
+    };
     put_pack: {
         parameters: {
             query?: never;
@@ -1935,6 +2484,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PackStored"];
+                };
+            };
+        };
+    };
+    cached: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                uid: string;
+                key: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CachedResult"];
+                };
+            };
+            /** @description There is none */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
                 };
             };
         };
@@ -2043,6 +2623,41 @@ export interface operations {
                 content?: never;
             };
             /** @description Blobs are missing, or the fork has ended */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    ask_model: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                uid: string;
+                span: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AskModel"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ModelAnswered"];
+                };
+            };
+            /** @description It was asked before, and the answer is not known */
             409: {
                 headers: {
                     [name: string]: unknown;

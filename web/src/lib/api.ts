@@ -14,6 +14,9 @@ export type Fidelity = Schemas["Fidelity"];
 export type RunDiff = Schemas["RunDiff"];
 export type SpanDiff = Schemas["SpanDiff"];
 export type SpanSide = Schemas["SpanSide"];
+export type JsonDiff = Schemas["JsonDiff"];
+export type FileChange = Schemas["FileChange"];
+export type FileSide = Schemas["FileSide"];
 export type TreeListing = Schemas["TreeListing"];
 export type SnapshotRef = Schemas["SnapshotRef"];
 

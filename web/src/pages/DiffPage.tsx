@@ -1,12 +1,11 @@
 import { useQuery } from "@tanstack/react-query";
-import { useEffect, useState } from "react";
-import { api, type RunDiff, type SpanDiff, type SpanSide } from "../lib/api";
+import { useEffect, useMemo, useState } from "react";
+import { api, type RunDiff, type SpanDiff } from "../lib/api";
 import { count, duration, usd } from "../lib/format";
 import { go } from "../lib/location";
 import { ForkAxis } from "../parts/ForkAxis";
-import { Hunks } from "../parts/Hunks";
-import { FIDELITY_WORD, KindMark, StatusMark } from "../parts/kinds";
 import { Link } from "../parts/Link";
+import { Pair } from "../parts/Pair";
 import { Failure } from "../parts/States";
 
 interface Props {
@@ -16,14 +15,23 @@ interface Props {
   step: number | null;
 }
 
+/** Pairs that are drawn at once. */
+const PAGE = 200;
+
 export function DiffPage({ namespace, a, b, step }: Props) {
   const diff = useQuery({ queryKey: ["diff", namespace, a, b], queryFn: () => api.diff(namespace, a, b) });
   const source = useQuery({ queryKey: ["spans", namespace, a], queryFn: () => api.spans(namespace, a) });
   const fork = useQuery({ queryKey: ["spans", namespace, b], queryFn: () => api.spans(namespace, b) });
   const [split, setSplit] = useState(false);
+  const [shown, setShown] = useState(PAGE);
   const spans = source.data;
-  const divergent = diff.data?.diff.first_divergent_span ?? null;
-  const selected = step ?? (spans && divergent ? spans.findIndex((span) => span.id === divergent) + 1 || null : null);
+  const pairs = diff.data?.diff.spans ?? [];
+  const first = pairs.find((pair) => pair.first);
+  const stepOf = useMemo(() => new Map(spans?.map((span, i) => [span.id, i + 1])), [spans]);
+  const at = (pair: SpanDiff) => (pair.a && stepOf.get(pair.a.span)) || 0;
+  const selected = step ?? (first ? at(first) || null : null);
+  const aligned = diff.data?.diff.matching === "alignment";
+  const limit = Math.max(shown, pairs.findIndex((pair) => selected && at(pair) === selected) + 1);
   const show = (to: number) => go({ page: "diff", namespace, a, b, step: to }, "replace");
 
   useEffect(() => {
@@ -51,7 +59,7 @@ export function DiffPage({ namespace, a, b, step }: Props) {
         <div className="facts">
           <span>
             <Link to={{ page: "run", namespace, run: a, step: selected, tab: "output" }}>{a}</Link> →{" "}
-            <Link to={{ page: "run", namespace, run: b, step: selected, tab: "output" }}>{b}</Link>
+            <Link to={{ page: "run", namespace, run: b, step: aligned ? null : selected, tab: "output" }}>{b}</Link>
           </span>
           {diff.data && <Facts diff={diff.data} />}
           <span className="grow" />
@@ -60,20 +68,41 @@ export function DiffPage({ namespace, a, b, step }: Props) {
           </button>
         </div>
       </div>
-      {spans && fork.data && <ForkAxis a={{ name: a, spans }} b={{ name: b, spans: fork.data }} divergent={divergent} step={selected} onStep={show} />}
-      {diff.data?.diff.spans.length === 0 && <p className="empty">Nothing differs but timing.</p>}
-      {diff.data?.diff.spans.map((pair) => {
-        const at = (spans?.findIndex((span) => span.id === pair.span) ?? -1) + 1;
-        return <Pair key={pair.span} pair={pair} step={at} selected={at === selected} first={pair.span === divergent} split={split} onSelect={() => show(at)} />;
-      })}
+      {spans && fork.data && diff.data && !aligned && (
+        <ForkAxis a={{ name: a, spans }} b={{ name: b, spans: fork.data }} divergent={first?.b?.span ?? null} step={selected} onStep={show} />
+      )}
+      {diff.data && pairs.length === 0 && <p className="empty">Nothing differs but timing.</p>}
+      {pairs.slice(0, limit).map((pair, i) => (
+        <Pair key={i} pair={pair} step={at(pair)} selected={at(pair) !== 0 && at(pair) === selected} split={split} onSelect={() => at(pair) && show(at(pair))} />
+      ))}
+      {pairs.length > limit && (
+        <button type="button" onClick={() => setShown(limit + PAGE)}>
+          Show {Math.min(PAGE, pairs.length - limit)} more of {count(pairs.length)}
+        </button>
+      )}
+      {(diff.data?.diff.spans_left_out ?? 0) > 0 && <p className="note">Further pairs of steps that are not listed: {count(diff.data?.diff.spans_left_out)}</p>}
+      {(diff.data?.notes ?? []).map((note) => (
+        <p className="note" key={note}>
+          {note}
+        </p>
+      ))}
     </main>
   );
 }
 
 function Facts({ diff }: { diff: RunDiff }) {
-  const { a, b } = diff.diff;
+  const { a, b, counts } = diff.diff;
+  const only = counts.only_a + counts.only_b;
   return (
     <>
+      {diff.outcome_changed && (
+        <span>
+          {diff.a.outcome ?? "–"} → {diff.b.outcome ?? "–"}
+        </span>
+      )}
+      <span title={`${counts.only_a} only in ${diff.a.name}, ${counts.only_b} only in ${diff.b.name}`}>
+        {count(counts.same)} the same, {count(counts.changed)} changed{only > 0 ? `, ${count(only)} in one run only` : ""}
+      </span>
       <span>
         duration {duration(a.duration_ns)} → {duration(b.duration_ns)}
       </span>
@@ -83,68 +112,6 @@ function Facts({ diff }: { diff: RunDiff }) {
       <span>
         cost {usd(a.cost_usd)} → {usd(b.cost_usd)}
       </span>
-    </>
-  );
-}
-
-interface PairProps {
-  pair: SpanDiff;
-  step: number;
-  selected: boolean;
-  first: boolean;
-  split: boolean;
-  onSelect: () => void;
-}
-
-function Pair({ pair, step, selected, first, split, onSelect }: PairProps) {
-  const blocked = pair.b?.blocked ?? [];
-  return (
-    <section className={`pair${selected ? " selected" : ""}`} id={`step-${step}`} aria-label={`Step ${step}, ${pair.name}`}>
-      <header onClick={onSelect}>
-        <span className="dim">{step}</span>
-        <KindMark kind={pair.kind} />
-        <h2>{pair.name}</h2>
-        {first && <span className="flag">⚑ first divergence</span>}
-        <span className="grow" />
-        {blocked.map((b, i) => (
-          <span className="chip blocked" key={i}>
-            {b.reason}
-          </span>
-        ))}
-        {blocked.length === 0 && pair.b && <span className="chip">{FIDELITY_WORD[pair.b.fidelity]}</span>}
-      </header>
-      <div className="sides">
-        <div>{pair.a ? <Side side={pair.a} /> : <span className="dim">not in this run</span>}</div>
-        <div>{pair.b ? <Side side={pair.b} /> : <span className="dim">not in this run</span>}</div>
-      </div>
-      {blocked.map((b, i) => (
-        <div className="note" key={i}>
-          {b.message}
-        </div>
-      ))}
-      {blocked.length === 0 && pair.text && <Hunks unified={pair.text} caption="Output" split={split} />}
-      {blocked.length === 0 && pair.stderr && <Hunks unified={pair.stderr} caption="Standard error" split={split} />}
-      {(pair.files ?? []).map((file) =>
-        file.unified ? (
-          <Hunks key={file.path} unified={file.unified} caption={`${{ added: "+", removed: "−", modified: "~" }[file.change]} ${file.path}`} split={split} />
-        ) : (
-          <div className="hunks" key={file.path}>
-            <div className="caption">
-              {{ added: "+", removed: "−", modified: "~" }[file.change]} {file.path} (not compared line by line)
-            </div>
-          </div>
-        ),
-      )}
-    </section>
-  );
-}
-
-function Side({ side }: { side: SpanSide }) {
-  return (
-    <>
-      <StatusMark status={side.status} />
-      {side.exit_code != null && <span className="dim"> exit {side.exit_code}</span>}
-      {(side.blocked ?? []).length === 0 && <span className="dim"> {duration(side.duration_ns)}</span>}
     </>
   );
 }

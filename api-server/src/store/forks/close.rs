@@ -6,7 +6,7 @@ use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
 use replayfork_core::fork::DeletionPolicy;
-use replayfork_core::model::{Closing, Fidelity, Opening, SpanKind, Status, Verdict};
+use replayfork_core::model::{Closing, Fidelity, Opening, SpanKind, Status};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -23,17 +23,20 @@ use crate::store::{runs, spans};
 /// 404.
 pub async fn close(client: &impl GenericClient, uid: Uuid, request: &CloseFork, now: i64) -> ApiResult<ForkResult> {
     let row = client
-        .query_opt("SELECT state, result, fork_rid, source_rid FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
+        .query_opt("SELECT f.state, f.result, f.fork_rid, f.source_rid, r.base_rid FROM forks f LEFT JOIN runs r ON r.rid = f.fork_rid WHERE f.uid = $1 FOR UPDATE OF f", &[&uid])
         .await?
         .ok_or_else(|| unknown(uid))?;
     if row.get::<_, &str>(0) == "terminal" {
         return serde_json::from_value(row.get(1)).map_err(|e| ApiError::internal(&e));
     }
     let mut result = ForkResult::new(request.reason, request.message.chars().take(2000).collect::<String>());
-    if let (Some(fork_rid), Some(source_rid)) = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3)) {
+    result.reproducibility = request.reproducibility;
+    result.warnings = request.warnings.iter().take(SHOWN).map(|w| w.chars().take(500).collect()).collect();
+    let rids = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3), row.get::<_, Option<i64>>(4));
+    if let (Some(fork_rid), Some(source_rid), Some(base_rid)) = rids {
         interrupt_open_steps(client, uid, fork_rid, now).await?;
         if !matches!(request.reason, CloseReason::Succeeded | CloseReason::Blocked) {
-            skip_unreached(client, uid, fork_rid, source_rid, request, now).await?;
+            skip_unreached(client, uid, (fork_rid, source_rid, base_rid), request, now).await?;
         }
         summarize(client, fork_rid, source_rid, &mut result).await?;
         // Blocked steps spent nothing here, and executed ones what they spent.
@@ -46,7 +49,7 @@ pub async fn close(client: &impl GenericClient, uid: Uuid, request: &CloseFork, 
                              SELECT * FROM spans s WHERE rid = $4 AND NOT EXISTS (SELECT 1 FROM spans f WHERE f.rid = $1 AND f.span_id = s.span_id)) o
                        WHERE o.tokens_in IS NOT NULL OR o.tokens_out IS NOT NULL OR o.cost_usd IS NOT NULL) t
                  WHERE rid = $1 AND state <> 'deleted'",
-                &[&fork_rid, &result.outcome.map(Status::code), &now, &source_rid],
+                &[&fork_rid, &result.outcome.map(Status::code), &now, &base_rid],
             )
             .await?;
     }
@@ -82,17 +85,7 @@ async fn interrupt_open_steps(client: &impl GenericClient, uid: Uuid, fork_rid: 
 }
 
 fn canceled(now: i64, error: String) -> Closing {
-    Closing {
-        ended: now,
-        status: Status::Canceled,
-        verdict: Verdict::None,
-        output: None,
-        error: Some(error),
-        input_tokens: None,
-        output_tokens: None,
-        cost_usd: None,
-        blocked: vec![],
-    }
+    Closing { error: Some(error), ..Closing::new(now, Status::Canceled, None) }
 }
 
 /// Spans of the plan that the fork did not come to get rows of their own, since a reader would else see the source's results.
@@ -100,8 +93,7 @@ fn canceled(now: i64, error: String) -> Closing {
 async fn skip_unreached(
     client: &impl GenericClient,
     uid: Uuid,
-    fork_rid: i64,
-    source_rid: i64,
+    (fork_rid, source_rid, base_rid): (i64, i64, i64),
     request: &CloseFork,
     now: i64,
 ) -> ApiResult<()> {
@@ -109,7 +101,8 @@ async fn skip_unreached(
         .query(
             "WITH reached AS (
                SELECT s.ord, s.span_id FROM spans s
-               WHERE s.rid = $3 AND s.span_id IN (SELECT span_id FROM spans WHERE rid = $2 UNION ALL SELECT span_id FROM snapshots WHERE rid = $2)
+               WHERE s.rid = $3 AND s.span_id IN (
+                 SELECT span_id FROM spans WHERE rid = $2 AND pay_rid = $2 UNION ALL SELECT span_id FROM snapshots WHERE rid = $2 AND NOT inherited)
                ORDER BY s.ord DESC, s.span_id DESC LIMIT 1),
              first AS (SELECT ord, span_id FROM spans WHERE rid = $3 AND span_id = $4)
              SELECT s.span_id FROM forks f CROSS JOIN LATERAL jsonb_array_elements(f.plan -> 'plan' -> 'spans') p
@@ -117,7 +110,7 @@ async fn skip_unreached(
              WHERE f.uid = $1 AND EXISTS (SELECT 1 FROM runs r WHERE r.rid = $2 AND r.state <> 'deleted')
                AND NOT EXISTS (SELECT 1 FROM reached WHERE (s.ord, s.span_id) <= (reached.ord, reached.span_id))
                AND NOT EXISTS (SELECT 1 FROM first WHERE (s.ord, s.span_id) < (first.ord, first.span_id))",
-            &[&uid, &fork_rid, &source_rid, &request.unreached_from],
+            &[&uid, &fork_rid, &base_rid, &request.unreached_from],
         )
         .await?;
     if unreached.is_empty() {
@@ -139,6 +132,8 @@ async fn skip_unreached(
                 snapshot_before: None,
                 snapshot_after: None,
                 input_digest: None,
+                cache_key: None,
+                left_out: Vec::new(),
             };
             (span, end)
         })
@@ -149,13 +144,14 @@ async fn skip_unreached(
 async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
     let rows = client
         .query(
-            "SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id",
+            "SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND pay_rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id",
             &[&fork_rid],
         )
         .await?;
     for row in &rows {
         match Fidelity::from_code(row.get("fidelity")) {
-            Some(Fidelity::Reexecuted) => result.reexecuted += 1,
+            Some(Fidelity::Reexecuted | Fidelity::ServedFromRecording) => result.reexecuted += 1,
+            Some(Fidelity::Reused) => result.reused += 1,
             Some(Fidelity::Overridden) => result.overridden += 1,
             Some(Fidelity::Blocked) => {
                 result.blocked += 1;
@@ -172,7 +168,7 @@ async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, 
     }
     let source = runs::by_rid(client, source_rid).await?;
     debug_assert_eq!(source.run.state, RunState::Sealed);
-    result.reused = source.run.spans - rows.len() as i64;
+    result.reused += source.run.spans - rows.len() as i64;
     result.source_outcome = source.run.outcome;
     if matches!(result.reason, CloseReason::Succeeded | CloseReason::Blocked) {
         let fork = runs::by_rid(client, fork_rid).await?;

@@ -6,7 +6,7 @@ mod steps;
 
 pub use close::{close, resource_gone};
 pub use register::{NUL, register, without_nul};
-pub use steps::{begin, end, reused};
+pub use steps::{answered, ask_once, begin, cached, end, reused};
 
 use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{Fork, ForkResult, ForkState, PlanOverview};
@@ -189,15 +189,15 @@ pub async fn spec_of(client: &impl GenericClient, uid: Uuid) -> ApiResult<(Value
     Ok((row.get(0), digest, row.get(2)))
 }
 
-/// Whether a fork's sandbox may restore this tree: only the roots of its source and of itself.
+/// Whether a fork's sandbox may restore this tree: only the roots of itself and of the runs that it needs.
 ///
 /// # Errors
 /// 404 otherwise.
 pub async fn check_root(client: &impl GenericClient, claimed: &Claimed, node: &Digest) -> ApiResult<()> {
     let row = client
         .query_opt(
-            "SELECT 1 FROM snapshots WHERE rid = ANY($1) AND node = $2 LIMIT 1",
-            &[&vec![claimed.source_rid, claimed.fork_rid], &node.as_bytes()],
+            "SELECT 1 FROM snapshots WHERE node = $2 AND (rid = $1 OR rid IN (SELECT needs FROM run_deps WHERE rid = $1)) LIMIT 1",
+            &[&claimed.fork_rid, &node.as_bytes()],
         )
         .await?;
     row.map(drop).ok_or_else(|| ApiError::not_found("SnapshotNotFound", format!("{node} is no workspace state of this fork or its source")))

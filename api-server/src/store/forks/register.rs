@@ -4,20 +4,22 @@ use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork};
 use replayfork_client::read::ForkedFrom;
 use replayfork_core::Digest;
+use replayfork_core::contract::patched_opening;
+use replayfork_core::footprint::Pattern;
 use replayfork_core::fork::ForkSpec;
-use replayfork_core::model::{Closing, Fidelity, Opening, Output, Status, Verdict};
-use replayfork_core::plan::{Mark, Plan};
-use replayfork_core::source::Source;
-use serde_json::Value;
+use replayfork_core::model::{Closing, Fidelity, Opening, Status, Verdict};
+use replayfork_core::plan::{Mark, Plan, Prepared};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::close::make_terminal;
 use super::steps::write_results;
 use super::{close, get};
 use crate::config::Config;
+use crate::endpoints::Endpoints;
 use crate::planning::{self, Refusal};
 use crate::problem::{ApiError, ApiResult};
-use crate::store::{self, runs};
+use crate::store::{self, runs, snapshots};
 
 /// Fields of a spec that may change while the fork stays the same.
 const MUTABLE: [&str; 4] = ["suspend", "cancel", "ttlSecondsAfterFinished", "deletionPolicy"];
@@ -38,7 +40,13 @@ fn spec_digest(spec: &Value) -> Digest {
 ///
 /// # Errors
 /// 409 for another spec under this uid, or for a run that is not sealed yet (no row is written then).
-pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, request: &RegisterFork, now: i64) -> ApiResult<Fork> {
+pub async fn register(
+    client: &impl GenericClient,
+    (config, endpoints): (&Config, &Endpoints),
+    uid: Uuid,
+    request: &RegisterFork,
+    now: i64,
+) -> ApiResult<Fork> {
     client.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&uid.to_string()]).await?;
     let digest = spec_digest(&request.spec);
     if let Some(row) = client.query_opt("SELECT spec_digest FROM forks WHERE uid = $1", &[&uid]).await? {
@@ -64,40 +72,52 @@ pub async fn register(client: &impl GenericClient, config: &Config, uid: Uuid, r
     if nul.is_some() {
         return refuse(client, uid, CloseReason::SpecInvalid, NUL.to_owned()).await;
     }
-    let planned = match serde_json::from_value::<ForkSpec>(request.spec.clone()) {
-        Err(error) => Err(Refusal { reason: CloseReason::SpecInvalid, message: format!("spec: {error}") }),
-        Ok(spec) => match runs::find(client, &request.namespace, &spec.source.run).await {
-            Err(error) if error.reason == "RunNotFound" => {
-                Err(Refusal { reason: CloseReason::RunNotFound, message: format!("spec.source.run: {}", error.detail) })
-            }
-            Err(error) => return Err(error),
-            Ok(found) => {
-                match planning::check_sealed(&found) {
-                    Err(error) if request.give_up => {
-                        return refuse(client, uid, CloseReason::RunNotSealed, error.detail).await;
-                    }
-                    checked => checked?,
-                }
-                let source = planning::load(client, &found).await?;
-                planning::plan_fork(config, &found, &source, &spec).map(|(plan, overview)| (found, source, plan, overview))
-            }
-        },
+    let spec: ForkSpec = match serde_json::from_value(request.spec.clone()) {
+        Ok(spec) => spec,
+        Err(error) => return refuse(client, uid, CloseReason::SpecInvalid, format!("spec: {error}")).await,
     };
-    let (found, source, plan, overview) = match planned {
-        Ok(planned) => planned,
-        Err(Refusal { reason, message }) => {
-            return refuse(client, uid, reason, message).await;
+    let found = match runs::find(client, &request.namespace, &spec.source.run).await {
+        Ok(found) => found,
+        Err(error) if error.reason == "RunNotFound" => {
+            return refuse(client, uid, CloseReason::RunNotFound, format!("spec.source.run: {}", error.detail)).await;
+        }
+        Err(error) => return Err(error),
+    };
+    match planning::check_sealed(&found) {
+        Err(error) if request.give_up => return refuse(client, uid, CloseReason::RunNotSealed, error.detail).await,
+        checked => checked?,
+    }
+    let input = match planning::load(client, &found, &spec).await? {
+        Ok(input) => input,
+        Err(refusal) => return refuse(client, uid, refusal.reason, refusal.message).await,
+    };
+    let fork = match Prepared::new(&input.source, &input.contents, &spec) {
+        Ok(fork) => fork,
+        Err(refused) => {
+            let refusal = Refusal::from(refused);
+            return refuse(client, uid, refusal.reason, refusal.message).await;
         }
     };
-    create_run(client, uid, request, &found, &source, &plan, &overview, now).await?;
+    let (plan, overview) = match planning::plan_fork(config, endpoints, &found, &fork) {
+        Ok(planned) => planned,
+        Err(refusal) => return refuse(client, uid, refusal.reason, refusal.message).await,
+    };
+    create_run(client, uid, request, &found, &fork, &plan, &overview, now).await?;
+    for digest in input.digests(&spec) {
+        client.execute("INSERT INTO fork_blobs (uid, digest) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &digest.as_bytes()]).await?;
+    }
     if !plan.needs_sandbox() {
-        record_without_sandbox(client, uid, &request.spec, &source, &plan, now).await?;
+        record_without_sandbox(client, uid, &fork, &plan, now).await?;
         let (reason, message) = if plan.is_empty() {
-            (CloseReason::Succeeded, "the patches change nothing that would have to run".to_owned())
+            (CloseReason::Succeeded, "the patches change nothing that would have to run")
+        } else if plan.check {
+            (CloseReason::Blocked, "no step from the fork span on can be run again")
         } else {
-            (CloseReason::Blocked, "every span that the patches reach is blocked".to_owned())
+            (CloseReason::Blocked, "every span that the patches reach is blocked")
         };
-        close(client, uid, &CloseFork::new(reason, message), now).await?;
+        let mut end = CloseFork::new(reason, message);
+        end.warnings = plan.warnings.clone();
+        close(client, uid, &end, now).await?;
     }
     get(client, uid).await
 }
@@ -131,93 +151,130 @@ async fn create_run(
     uid: Uuid,
     request: &RegisterFork,
     found: &runs::Found,
-    source: &Source,
+    fork: &Prepared<'_>,
     plan: &Plan,
     overview: &PlanOverview,
     now: i64,
 ) -> ApiResult<()> {
     let name = runs::free_name(client, found.ns, &replayfork_client::run_id::to_label(&request.name)).await?;
-    let step = source.index(&plan.fork_span).map_or(0, |i| i as i64 + 1);
-    let span_name = source.index(&plan.fork_span).map_or("", |i| source.spans[i].opening.name.as_str());
+    let span = &fork.source.spans[fork.fork_span];
     let from = ForkedFrom {
         run: found.run.id,
         run_name: found.run.name.clone(),
-        span: plan.fork_span.clone(),
-        span_name: span_name.to_owned(),
-        step,
+        span: span.id.clone(),
+        span_name: span.opening.name.clone(),
+        step: fork.fork_span as i64 + 1,
         fork: uid,
         fork_name: request.name.clone(),
     };
+    // A check changes nothing that a fork of it could take over.
+    let inherits = if fork.check { json!(fork.source.inherited) } else { json!(fork.to_inherit()) };
     let row = client
         .query_one(
-            "INSERT INTO runs (id, ns, name, kind, agent, model, session, labels, environment, decided_by, started, spans, tokens, cost_usd, base_rid, forked_from)
-             SELECT $2, ns, $3, 'fork', agent, model, session, labels, $4, decided_by, $5, spans, tokens, cost_usd, rid, $6 FROM runs WHERE rid = $1
-             RETURNING rid",
-            &[&found.rid, &Uuid::now_v7(), &name, &serde_json::json!(overview.environment), &now, &serde_json::json!(from)],
+            "INSERT INTO runs (id, ns, name, kind, agent, model, session, labels, environment, decided_by, started, spans, tokens, cost_usd, base_rid, forked_from, inherits)
+             SELECT $2::uuid, ns, $3::text, 'fork', agent, model, session, labels, $4::jsonb, decided_by, $5::bigint, spans, tokens, cost_usd, coalesce(base_rid, rid), $6::jsonb, $7::jsonb
+             FROM runs WHERE rid = $1 RETURNING rid",
+            &[&found.rid, &Uuid::now_v7(), &name, &json!(overview.environment), &now, &json!(from), &inherits],
         )
         .await?;
     let fork_rid: i64 = row.get(0);
-    client.execute("INSERT INTO run_deps (rid, needs) VALUES ($1, $2)", &[&fork_rid, &found.rid]).await?;
-    let plan_json = serde_json::json!({"overview": overview, "plan": plan});
+    client
+        .execute(
+            "INSERT INTO run_deps (rid, needs) SELECT $1::bigint, $2::bigint UNION SELECT $1::bigint, needs FROM run_deps WHERE rid = $2::bigint",
+            &[&fork_rid, &found.rid],
+        )
+        .await?;
+    for snapshot in fork.patches.snapshot.values() {
+        if let Some((_, rid)) = snapshots::by_content(client, found.ns, &snapshot.content).await? {
+            client.execute("INSERT INTO run_deps (rid, needs) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&fork_rid, &rid]).await?;
+        }
+    }
+    if found.base_rid.is_some() {
+        take_over(client, found.rid, fork_rid).await?;
+    }
+    let plan_json = json!({"overview": overview, "plan": plan});
     client
         .execute(
             "UPDATE forks SET source_rid = $2, fork_rid = $3, plan = $4, plan_digest = $5, environment = $6 WHERE uid = $1",
-            &[&uid, &found.rid, &fork_rid, &plan_json, &plan.digest.as_bytes(), &serde_json::json!(overview.environment)],
+            &[&uid, &found.rid, &fork_rid, &plan_json, &plan.digest.as_bytes(), &json!(overview.environment)],
+        )
+        .await?;
+    Ok(())
+}
+
+/// A fork of a fork starts with its parent's narrow rows, so that a reader reads two runs at any depth. Payloads stay the parent's.
+async fn take_over(client: &impl GenericClient, parent: i64, fork: i64) -> ApiResult<()> {
+    let columns = "span_id, ord, parent_id, rev, kind, status, verdict, fidelity, started, ended, name, model, tokens_in, tokens_out, cost_usd, \
+        input_digest, blocked, pay_rid, in_segment, in_at, in_len, in_blob, out_segment, out_at, out_len, out_blob";
+    client
+        .execute(&format!("INSERT INTO spans (rid, {columns}) SELECT $2::bigint, {columns} FROM spans WHERE rid = $1"), &[&parent, &fork])
+        .await?;
+    client
+        .execute(
+            "INSERT INTO snapshots (rid, span_id, edge, node, content, missing, inherited)
+             SELECT $2::bigint, span_id, edge, node, content, missing, true FROM snapshots WHERE rid = $1",
+            &[&parent, &fork],
         )
         .await?;
     Ok(())
 }
 
 /// Overridden and blocked spans of a fork that needs no pod.
-async fn record_without_sandbox(
-    client: &impl GenericClient,
-    uid: Uuid,
-    spec: &Value,
-    source: &Source,
-    plan: &Plan,
-    now: i64,
-) -> ApiResult<()> {
-    let spec: ForkSpec = serde_json::from_value(spec.clone()).map_err(|e| ApiError::internal(&e))?;
+async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, fork: &Prepared<'_>, plan: &Plan, now: i64) -> ApiResult<()> {
+    let source = fork.source;
     let mut results = Vec::new();
-    for planned in &plan.spans {
+    for planned in plan.spans.iter().filter(|_| !plan.check) {
         let Some(index) = source.index(&planned.id) else { continue };
         let record = &source.spans[index];
-        let mut closing = Closing {
-            ended: now,
-            status: Status::Completed,
-            verdict: record.verdict(),
-            output: None,
-            error: None,
-            input_tokens: None,
-            output_tokens: None,
-            cost_usd: None,
-            blocked: vec![],
-        };
+        let mut closing = Closing { verdict: record.verdict(), ..Closing::new(now, Status::Completed, None) };
+        let unknown = || fork.may_write(index).iter().map(Pattern::declared).collect();
         let fidelity = match planned.mark {
             None => {
-                closing.output = Some(overriding(source, &spec, index)?);
+                closing.output = fork.given(index).map(|value| value.output);
+                if !source.shows_changes(index) {
+                    closing.unknown = unknown();
+                }
                 Fidelity::Overridden
             }
             Some(Mark::WillBeBlocked | Mark::MayBeBlocked) => {
                 closing.status = Status::Blocked;
                 closing.verdict = Verdict::None;
                 closing.blocked = planned.blocked.clone();
+                closing.unknown = unknown();
                 Fidelity::Blocked
             }
             Some(_) => return Err(ApiError::internal(&"a span that may run in a plan without a sandbox")),
         };
-        let opening = Opening { started: now, ..record.opening.clone() };
-        let (snapshot_before, snapshot_after) =
-            if fidelity == Fidelity::Overridden { (record.snapshot_before, record.snapshot_after) } else { (None, None) };
-        results.push((record, EndSpan { fidelity, opening, closing, snapshot_before, snapshot_after, input_digest: None }));
+        let states = if fidelity == Fidelity::Overridden && closing.unknown.is_empty() {
+            (record.snapshot_before, record.snapshot_after)
+        } else {
+            (None, None)
+        };
+        let end = EndSpan {
+            fidelity,
+            opening: patched_opening(source, &fork.patches, index, now),
+            closing,
+            snapshot_before: states.0,
+            snapshot_after: states.1,
+            input_digest: None,
+            cache_key: None,
+            left_out: Vec::new(),
+        };
+        results.push((record, end));
+        for &inner in source.inner(index) {
+            let span = &source.spans[inner];
+            let end = EndSpan {
+                fidelity: Fidelity::Skipped,
+                opening: Opening { started: now, ..span.opening.clone() },
+                closing: Closing::new(now, Status::Skipped, None),
+                snapshot_before: None,
+                snapshot_after: None,
+                input_digest: None,
+                cache_key: None,
+                left_out: Vec::new(),
+            };
+            results.push((span, end));
+        }
     }
     if results.is_empty() { Ok(()) } else { write_results(client, uid, &results).await }
-}
-
-fn overriding(source: &Source, spec: &ForkSpec, index: usize) -> ApiResult<Output> {
-    let fork_span = source.find("spec.source.span", &spec.source.run, &spec.source.span).map_err(|e| ApiError::internal(&e))?;
-    let patches =
-        replayfork_core::patch::Patches::resolve(source, &spec.source, fork_span, &spec.patches).map_err(|e| ApiError::internal(&e))?;
-    let output = patches.output.get(&index).ok_or_else(|| ApiError::internal(&"an overridden span without an override"))?;
-    Ok(Output::overridden(&output.text, output.exit_code.unwrap_or(0)))
 }

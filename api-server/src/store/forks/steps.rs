@@ -1,16 +1,16 @@
 //! Steps: begun before they are executed, ended with what they gave.
 
 use deadpool_postgres::GenericClient;
-use replayfork_client::fork::{BeginSpan, EndSpan, ReusedSnapshots};
+use replayfork_client::fork::{BeginSpan, CachedResult, EndSpan, ModelAnswered, ReusedSnapshots};
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
-use replayfork_core::model::{Fidelity, Span, Status};
+use replayfork_core::model::{Closing, Fidelity, Opening, Span, Status};
 use uuid::Uuid;
 
 use super::Claimed;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::Writer;
-use crate::store::{snapshots, spans};
+use crate::store::{runs, snapshots, spans};
 
 /// A step is about to be executed: said before the executor is told.
 ///
@@ -55,7 +55,110 @@ pub async fn end(client: &impl GenericClient, uid: Uuid, span: &Span, result: &E
             return row.map(drop).ok_or_else(|| ApiError::conflict("StepNotBegun", format!("span {:?} was not begun", span.id)));
         }
     }
-    write_result(client, uid, span, result).await
+    write_results(client, uid, &[(span, result.clone())]).await?;
+    leave_out(client, uid, &result.left_out, result.opening.started).await?;
+    if let Some(key) = result.cache_key.filter(|_| result.fidelity == Fidelity::Reexecuted && result.closing.output.is_some()) {
+        let sql =
+            "INSERT INTO results (ns, key, rid, span_id) SELECT ns, $2::bytea, fork_rid, $3::text FROM forks WHERE uid = $1 ON CONFLICT DO NOTHING";
+        client.execute(sql, &[&uid, &key.as_bytes(), &span.id]).await?;
+    }
+    Ok(())
+}
+
+/// Spans that ran as part of one that has another result now have none of their own.
+async fn leave_out(client: &impl GenericClient, uid: Uuid, ids: &[String], now: i64) -> ApiResult<()> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let (_, _, source_rid) = super::spec_of(client, uid).await?;
+    let found = runs::by_rid(client, source_rid).await?;
+    let mut inner = Vec::new();
+    for id in ids {
+        inner.push(spans::one(client, &found, id).await?.0);
+    }
+    let results: Vec<_> = inner
+        .iter()
+        .map(|span| {
+            let result = EndSpan {
+                fidelity: Fidelity::Skipped,
+                opening: Opening { started: now, ..span.opening.clone() },
+                closing: Closing::new(now, Status::Skipped, None),
+                snapshot_before: None,
+                snapshot_after: None,
+                input_digest: None,
+                cache_key: None,
+                left_out: Vec::new(),
+            };
+            (span, result)
+        })
+        .collect();
+    write_results(client, uid, &results).await
+}
+
+/// A result that another fork left under this key. The fork that asks depends on that run from now on.
+///
+/// # Errors
+/// What the database says.
+pub async fn cached(client: &impl GenericClient, claimed: &Claimed, key: &Digest) -> ApiResult<Option<CachedResult>> {
+    let row = client
+        .query_opt(
+            "SELECT c.rid, c.span_id FROM results c JOIN runs r USING (rid) WHERE c.ns = $1 AND c.key = $2 AND r.state <> 'deleted' FOR SHARE OF r",
+            &[&claimed.ns, &key.as_bytes()],
+        )
+        .await?;
+    let Some(row) = row else { return Ok(None) };
+    let (rid, id): (i64, String) = (row.get(0), row.get(1));
+    let found = runs::by_rid(client, rid).await?;
+    let (span, _) = spans::one(client, &found, &id).await?;
+    let Some(closing) = span.closing.filter(|c| c.output.is_some()) else { return Ok(None) };
+    let sql = "INSERT INTO run_deps (rid, needs) SELECT $1::bigint, $2::bigint WHERE $1::bigint <> $2::bigint ON CONFLICT DO NOTHING";
+    client.execute(sql, &[&claimed.fork_rid, &rid]).await?;
+    Ok(Some(CachedResult {
+        closing,
+        snapshot_before: span.snapshot_before,
+        snapshot_after: span.snapshot_after,
+        run: found.run.id,
+        span: id,
+    }))
+}
+
+/// Notes that a model's endpoint is about to be asked for a step. `Some`: it was before, and this was the answer.
+///
+/// # Errors
+/// 409 where it was asked and no answer is known: it is not asked twice.
+pub async fn ask_once(client: &impl GenericClient, uid: Uuid, span: &str) -> ApiResult<Option<ModelAnswered>> {
+    let step = client.query_opt("SELECT 1 FROM fork_steps WHERE uid = $1 AND span_id = $2 AND state = 'begun'", &[&uid, &span]).await?;
+    if step.is_none() {
+        return Err(ApiError::conflict("StepNotBegun", format!("span {span:?} was not begun")));
+    }
+    let first =
+        client.execute("INSERT INTO fork_answers (uid, span_id) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &span]).await? == 1;
+    if first {
+        return Ok(None);
+    }
+    let sql = "SELECT answer, asked_at > now() - interval '10 minutes' FROM fork_answers WHERE uid = $1 AND span_id = $2";
+    let row = client.query_one(sql, &[&uid, &span]).await?;
+    match row.get::<_, Option<serde_json::Value>>(0) {
+        Some(answer) => Ok(Some(serde_json::from_value(answer).map_err(|e| ApiError::internal(&e))?)),
+        None if row.get(1) => Err(ApiError::new(
+            axum::http::StatusCode::TOO_EARLY,
+            "ModelCallUnderWay",
+            format!("the model is being asked for span {span:?}; ask again for its answer"),
+        )),
+        None => Err(ApiError::conflict(
+            "ModelCallInDoubt",
+            format!("the model was asked for span {span:?} before, and what it answered is not known; it is not asked twice"),
+        )),
+    }
+}
+
+/// # Errors
+/// What the database says.
+pub async fn answered(client: &impl GenericClient, uid: Uuid, span: &str, answer: &ModelAnswered) -> ApiResult<()> {
+    client
+        .execute("UPDATE fork_answers SET answer = $3 WHERE uid = $1 AND span_id = $2", &[&uid, &span, &serde_json::json!(answer)])
+        .await?;
+    Ok(())
 }
 
 async fn bump(client: &impl GenericClient, rid: i64) -> ApiResult<(i64, i32)> {
@@ -71,6 +174,10 @@ async fn insert_row(
     fidelity: Fidelity,
     digest: Option<&Digest>,
 ) -> ApiResult<()> {
+    // A row that was taken over from the forked fork gives way.
+    if client.execute("DELETE FROM spans WHERE rid = $1 AND span_id = $2 AND pay_rid <> $1", &[&rid, &span]).await? > 0 {
+        client.execute("DELETE FROM snapshots WHERE rid = $1 AND span_id = $2 AND inherited", &[&rid, &span]).await?;
+    }
     client
         .execute(
             "INSERT INTO spans (rid, span_id, rev, status, fidelity, input_digest, pay_rid) VALUES ($1, $2, $3, $4, $5, $6, $1) ON CONFLICT DO NOTHING",
@@ -78,10 +185,6 @@ async fn insert_row(
         )
         .await?;
     Ok(())
-}
-
-async fn write_result(client: &impl GenericClient, uid: Uuid, span: &Span, result: &EndSpan) -> ApiResult<()> {
-    write_results(client, uid, &[(span, result.clone())]).await
 }
 
 /// Rows of the fork's own for these spans, in one revision.

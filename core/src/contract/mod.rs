@@ -1,8 +1,12 @@
 //! The inputs of a step as named fields: recorded, patched, rendered, compared and hashed by one code.
 
+mod request;
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+
+use request::Request;
 
 use crate::Digest;
 use crate::binding::{self, BindingError, Renderer, SpanValue};
@@ -16,11 +20,21 @@ use crate::source::Source;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Field {
     Literal(Value),
-    Bound { binding: Binding, at: usize },
+    Bound {
+        binding: Binding,
+        at: usize,
+    },
+    /// A model call's request, with templates at some of its places.
+    Request {
+        request: Request,
+        at: usize,
+    },
 }
 
 /// The inputs of one span, by name: `type`, `script`, `argv`, `cwd`, `stdin`, `env.NAME`, `path`, `content`,
 /// `executable`, `provider`, `request`, `binding.NAME`, and `container.ID.NAME` for its containers' bindings.
+///
+/// What a unit's inner spans need of spans outside of it counts among its explicit dependencies.
 #[derive(Clone, Debug)]
 pub struct Contract {
     pub span: usize,
@@ -43,6 +57,22 @@ pub enum IncompleteContract {
     NoCommand,
     #[error("it depends on span {0:?}, which the run does not have")]
     UnknownDependency(String),
+    #[error("it depends on span {0:?}, which began after it")]
+    LaterDependency(String),
+    #[error("its request has nothing at {0:?}, where a binding renders to")]
+    RequestPlace(String),
+}
+
+impl IncompleteContract {
+    /// The field that is missing or wrong.
+    pub fn field(&self) -> &'static str {
+        match self {
+            IncompleteContract::Path(_) => "path",
+            IncompleteContract::NoCommand => "script",
+            IncompleteContract::UnknownDependency(_) | IncompleteContract::LaterDependency(_) => "depends_on",
+            IncompleteContract::RequestPlace(_) => "request",
+        }
+    }
 }
 
 /// Fields of the executor that a binding of the same name renders.
@@ -76,8 +106,16 @@ impl Contract {
                 _ => BTreeMap::new(),
             };
             executor_fields(executor, env, &mut fields);
+            if let Executor::Model { request, .. } = executor {
+                let request = Request::build(request, &opening.input_bindings, patches.map(|p| (p, span)))?;
+                fields.insert("request".to_owned(), Field::Request { request, at: span });
+            }
         }
+        let is_model = matches!(opening.executor, Some(Executor::Model { .. }));
         for (name, binding) in &opening.input_bindings {
+            if is_model && name.starts_with('/') {
+                continue;
+            }
             let bound = Field::Bound { binding: binding.clone(), at: span };
             let overridden = |var: &str| match (fields.get(&format!("env.{var}")), &opening.executor) {
                 (Some(Field::Literal(now)), Some(Executor::Shell(shell))) => shell.env.get(var).is_none_or(|then| now != then),
@@ -97,15 +135,21 @@ impl Contract {
         let mut depends_on = Vec::new();
         for owner in std::iter::once(span).chain(source.ancestors(span)) {
             let opening = &source.spans[owner].opening;
-            for id in &opening.depends_on {
-                depends_on.push(source.index(id).ok_or_else(|| IncompleteContract::UnknownDependency(id.clone()))?);
-            }
+            depends_on.extend(explicit(source, span, opening)?);
             if owner != span {
                 for (name, binding) in &opening.input_bindings {
                     let id = &source.spans[owner].id;
                     fields.insert(format!("container.{id}.{name}"), Field::Bound { binding: binding.clone(), at: owner });
                 }
             }
+        }
+        for &inner in source.inner(span) {
+            let opening = &source.spans[inner].opening;
+            let templates = opening.input_bindings.values().flat_map(binding::templates);
+            let holes = templates.filter_map(|t| binding::holes(t).ok()).flatten();
+            let bound = holes.filter_map(|hole| source.resolve(inner, &hole).ok());
+            let needs: Vec<_> = bound.chain(explicit(source, inner, opening)?).collect();
+            depends_on.extend(needs.into_iter().filter(|&n| n < span && source.unit_above(n) != Some(span)));
         }
         depends_on.sort_unstable();
         depends_on.dedup();
@@ -141,12 +185,22 @@ impl Contract {
         Ok(found)
     }
 
+    /// Whether its templates render whatever the outputs are.
+    pub fn always_renders(&self) -> bool {
+        let mut always = true;
+        let _ = self.each_template(|_, template| {
+            always &= binding::always_renders(template);
+            Ok(())
+        });
+        always
+    }
+
     fn each_template(&self, mut f: impl FnMut(usize, &str) -> Result<(), BindingError>) -> Result<(), BindingError> {
         for field in self.fields.values() {
-            if let Field::Bound { binding, at } = field {
-                for template in binding::templates(binding) {
-                    f(*at, template)?;
-                }
+            match field {
+                Field::Literal(_) => {}
+                Field::Bound { binding, at } => binding::templates(binding).into_iter().try_for_each(|t| f(*at, t))?,
+                Field::Request { request, at } => request.templates().try_for_each(|t| f(*at, t))?,
             }
         }
         Ok(())
@@ -170,11 +224,24 @@ impl Contract {
                             Binding::Argv(items) => json!(renderer.render_argv(items)?),
                         }
                     }
+                    Field::Request { request, at } => {
+                        let resolve = |hole: &binding::Hole| source.resolve(*at, hole).and_then(output);
+                        request.render(&Renderer::new(&resolve))?
+                    }
                 };
                 Ok((name.clone(), value))
             })
             .collect()
     }
+}
+
+fn explicit(source: &Source, span: usize, opening: &Opening) -> Result<Vec<usize>, IncompleteContract> {
+    let find = |id: &String| match source.index(id) {
+        None => Err(IncompleteContract::UnknownDependency(id.clone())),
+        Some(i) if i >= span => Err(IncompleteContract::LaterDependency(id.clone())),
+        Some(i) => Ok(i),
+    };
+    opening.depends_on.iter().map(find).collect()
 }
 
 fn executor_fields(executor: &Executor, env: BTreeMap<String, String>, fields: &mut BTreeMap<String, Field>) {
@@ -200,10 +267,7 @@ fn executor_fields(executor: &Executor, env: BTreeMap<String, String>, fields: &
             put("content", json!(content));
             put("executable", json!(executable));
         }
-        Executor::Model { provider, request } => {
-            put("provider", json!(provider));
-            put("request", request.clone());
-        }
+        Executor::Model { provider, request: _ } => put("provider", json!(provider)),
     }
 }
 
@@ -224,15 +288,17 @@ fn apply_command(command: &CommandPatch, span: usize, fields: &mut BTreeMap<Stri
     }
 }
 
+/// The footprint after patches: a new command has what the patch declares, or may touch everything.
 fn footprint(source: &Source, span: usize, command: Option<&CommandPatch>) -> Result<Footprint, PathError> {
-    let mut opening = source.spans[span].opening.clone();
-    if let Some(command) = command
-        && (command.script.is_some() || command.argv.is_some() || command.reads.is_some())
-    {
-        opening.reads = command.reads.clone();
-        opening.writes = command.writes.clone();
+    let opening = &source.spans[span].opening;
+    Footprint::of(opening, opening.executor.as_ref(), source.root())?;
+    match command.filter(|c| c.voids_footprint()) {
+        None => Ok(source.footprint(span)),
+        Some(command) => {
+            let opening = Opening { reads: command.reads.clone(), writes: command.writes.clone(), ..opening.clone() };
+            Footprint::of(&opening, opening.executor.as_ref(), source.root())
+        }
     }
-    Footprint::of(&opening, opening.executor.as_ref(), source.root())
 }
 
 /// Everything else that an input digest covers.
@@ -260,6 +326,17 @@ pub fn input_digest(rendered: &Rendered, around: &Surroundings<'_>) -> Digest {
     hasher.value("workspace", &around.workspace).finish()
 }
 
+/// What a person approves of a step: its rendered script or argv, working directory, environment and standard input, or the
+/// path and content that it writes. The workspace is no part of it.
+pub fn arguments_digest(rendered: &Rendered) -> Digest {
+    let counts = |name: &str| !name.starts_with("binding.") && !name.starts_with("container.");
+    let mut hasher = Hasher::new("arguments");
+    for (name, value) in rendered.iter().filter(|(name, _)| counts(name)) {
+        hasher = hasher.json(name, value);
+    }
+    hasher.finish()
+}
+
 /// A command as the sandbox runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
@@ -275,8 +352,18 @@ pub struct Command {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Run(Command),
-    ReadFile { path: String },
-    WriteFile { path: String, content: String, executable: bool },
+    ReadFile {
+        path: String,
+    },
+    WriteFile {
+        path: String,
+        content: String,
+        executable: bool,
+    },
+    /// A model is asked, in the way that the fork's spec names.
+    AskModel {
+        request: Value,
+    },
 }
 
 /// The action that rendered fields describe.
@@ -303,29 +390,98 @@ pub fn action(source: &Source, rendered: &Rendered, timeout_ms: Option<u64>) -> 
             let executable = rendered.get("executable") == Some(&Value::Bool(true));
             Ok(Action::WriteFile { path: path("path")?, content: text("content"), executable })
         }
+        "model" => Ok(Action::AskModel { request: rendered.get("request").cloned().unwrap_or_default() }),
         other => Err(format!("nothing executes steps of type {other:?}")),
     }
 }
 
-/// The opening of a step as it is executed: its executor rendered and patched, begun at `started`.
-pub fn executed(opening: &Opening, rendered: &Rendered, started: i64) -> Opening {
-    let text = |name: &str| rendered.get(name).and_then(Value::as_str).map(str::to_owned);
-    let executor = opening.executor.as_ref().map(|executor| match executor {
-        Executor::Shell(shell) => Executor::Shell(Shell {
-            script: text("script"),
-            argv: rendered.get("argv").and_then(Value::as_array).map(|v| v.iter().filter_map(|a| a.as_str().map(str::to_owned)).collect()),
-            cwd: text("cwd"),
-            stdin: text("stdin"),
-            env: rendered
-                .iter()
-                .filter_map(|(name, value)| Some((name.strip_prefix("env.")?.to_owned(), value.as_str()?.to_owned())))
-                .collect(),
-            timeout_ms: shell.timeout_ms,
-        }),
-        Executor::FileWrite { path, executable, .. } => {
-            Executor::FileWrite { path: path.clone(), content: text("content").unwrap_or_default(), executable: *executable }
+/// The opening of a step after patches, as a fork's run keeps it: what was recorded, with the patched executor, templates and
+/// footprint, so that a fork of the fork starts from there.
+pub fn patched_opening(source: &Source, patches: &Patches, span: usize, started: i64) -> Opening {
+    let recorded = &source.spans[span].opening;
+    let mut opening = Opening { started, ..recorded.clone() };
+    let command = patches.command.get(&span);
+    match &mut opening.executor {
+        Some(Executor::Shell(shell)) => {
+            shell.env = patches.environment(source, span, &shell.env);
+            let vars: Vec<_> = opening.input_bindings.keys().filter_map(|name| name.strip_prefix("env.").map(str::to_owned)).collect();
+            for var in vars {
+                let now = shell.env.get(&var);
+                let then = match &recorded.executor {
+                    Some(Executor::Shell(shell)) => shell.env.get(&var),
+                    _ => None,
+                };
+                if now != then {
+                    opening.input_bindings.remove(&format!("env.{var}"));
+                }
+            }
+            if let Some(command) = command {
+                command_opening(command, shell, &mut opening.input_bindings);
+            }
         }
-        other => other.clone(),
-    });
-    Opening { executor, started, ..opening.clone() }
+        Some(Executor::Model { request, .. }) => {
+            if let Ok(patched) = Request::build(request, &recorded.input_bindings, Some((patches, span))) {
+                opening.input_bindings.retain(|name, _| !name.starts_with('/'));
+                opening.input_bindings.extend(patched.bindings());
+                *request = patched.into_base();
+            }
+        }
+        _ => {}
+    }
+    // A declaration that did not hold is not made again.
+    if !source.changed(span).outside.is_empty() {
+        (opening.reads, opening.writes) = (None, None);
+    }
+    if let Some(command) = command.filter(|c| c.voids_footprint()) {
+        opening.reads = command.reads.clone();
+        opening.writes = command.writes.clone();
+    }
+    opening
+}
+
+fn command_opening(command: &CommandPatch, shell: &mut Shell, bindings: &mut BTreeMap<String, Binding>) {
+    if command.script.is_some() || command.argv.is_some() {
+        (shell.script, shell.argv) = (None, None);
+        bindings.remove("script");
+        bindings.remove("argv");
+    }
+    for (name, text, field) in
+        [("script", &command.script, &mut shell.script), ("cwd", &command.cwd, &mut shell.cwd), ("stdin", &command.stdin, &mut shell.stdin)]
+    {
+        if let Some(text) = text {
+            bindings.insert(name.to_owned(), Binding::Template(text.clone()));
+            *field = Some(text.clone());
+        }
+    }
+    if let Some(argv) = &command.argv {
+        bindings.insert("argv".to_owned(), Binding::Argv(argv.clone()));
+        shell.argv = Some(argv.clone());
+    }
+}
+
+/// A patched opening with its executor rendered: what was really executed.
+pub fn executed(mut opening: Opening, rendered: &Rendered) -> Opening {
+    let text = |name: &str| rendered.get(name).and_then(Value::as_str).map(str::to_owned);
+    match &mut opening.executor {
+        Some(Executor::Shell(shell)) => {
+            *shell = Shell {
+                script: text("script"),
+                argv: rendered
+                    .get("argv")
+                    .and_then(Value::as_array)
+                    .map(|v| v.iter().filter_map(|a| a.as_str().map(str::to_owned)).collect()),
+                cwd: text("cwd"),
+                stdin: text("stdin"),
+                env: rendered
+                    .iter()
+                    .filter_map(|(name, value)| Some((name.strip_prefix("env.")?.to_owned(), value.as_str()?.to_owned())))
+                    .collect(),
+                timeout_ms: shell.timeout_ms,
+            };
+        }
+        Some(Executor::FileWrite { content, .. }) => *content = text("content").unwrap_or_default(),
+        Some(Executor::Model { request, .. }) => *request = rendered.get("request").cloned().unwrap_or_default(),
+        Some(Executor::FileRead { .. }) | None => {}
+    }
+    opening
 }

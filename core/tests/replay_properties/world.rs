@@ -1,0 +1,363 @@
+//! A small world: random runs, recorded as a recorder would, and the physics by which its commands work.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use replayfork_core::Digest;
+use replayfork_core::binding::SpanValue;
+use replayfork_core::concurrency::recorded_changes;
+use replayfork_core::contract::{Action, Contract, action};
+use replayfork_core::digest::Hasher;
+use replayfork_core::footprint::{Footprint, Pattern};
+use replayfork_core::model::{
+    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, SnapshotRef, Span, SpanKind,
+    Status, Verdict, WorkspaceAccess,
+};
+use replayfork_core::source::Source;
+use serde_json::{Value, json};
+
+pub type Files = BTreeMap<String, String>;
+
+/// The last ones are declared by nobody.
+pub const PATHS: [&str; 9] = ["f0", "f1", "f2", "d/f3", "d/f4", "e/f5", "stray", "d/other", "e/other"];
+const DECLARED: usize = 6;
+
+/// What a random step is made of.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    pub kind: u8,
+    /// Which earlier steps its template uses, as offsets.
+    pub binds: Vec<usize>,
+    pub field: u8,
+    pub reads: Vec<usize>,
+    pub writes: Vec<usize>,
+    pub declared: bool,
+    pub reads_folder: bool,
+    pub depends_on: Option<usize>,
+    /// How many of the steps after it begin before it has ended.
+    pub overlaps: usize,
+    /// How many of the steps after it are below it: in a container, or in a unit.
+    pub holds: usize,
+    /// A rare trait.
+    pub quirk: u8,
+    /// A file that something changes before the step, outside of any span.
+    pub gap: Option<usize>,
+}
+
+pub fn draft() -> impl Strategy<Value = Draft> {
+    let path = 0..DECLARED;
+    (
+        (0u8..14, prop::collection::vec(1usize..6, 0..3), 0u8..5, prop::collection::vec(path.clone(), 0..3)),
+        (prop::collection::vec(path.clone(), 0..3), prop::bool::weighted(0.75), prop::bool::weighted(0.2)),
+        (prop::option::weighted(0.15, 1usize..5), prop_oneof![6 => Just(0usize), 1 => Just(1), 1 => Just(2)], 1usize..4, 0u8..40),
+        prop::option::weighted(0.1, path),
+    )
+        .prop_map(|((kind, binds, field, reads), (writes, declared, reads_folder), (depends_on, overlaps, holds, quirk), gap)| Draft {
+            kind,
+            binds,
+            field,
+            reads,
+            writes,
+            declared,
+            reads_folder,
+            depends_on,
+            overlaps,
+            holds,
+            quirk,
+            gap,
+        })
+}
+
+pub fn id(n: usize) -> String {
+    format!("s{n:02}")
+}
+
+pub fn short(parts: &[&str]) -> String {
+    let mut hasher = Hasher::new("step");
+    for part in parts {
+        hasher.add("p", part.as_bytes());
+    }
+    hasher.finish().to_string()[..6].to_owned()
+}
+
+/// What a step may see and write, as the physics needs it.
+pub struct Reach<'a> {
+    pub sees: &'a [Pattern],
+    pub writes: &'a [Pattern],
+}
+
+/// Every workspace state that was recorded, by digest.
+#[derive(Clone, Default)]
+pub struct States(pub BTreeMap<Digest, Files>);
+
+impl States {
+    pub fn record(&mut self, files: &Files) -> SnapshotRef {
+        let digest = Digest::of_json(&json!(files));
+        self.0.insert(digest, files.clone());
+        SnapshotRef { content: digest, node: digest }
+    }
+
+    pub fn diff(&self, a: &SnapshotRef, b: &SnapshotRef) -> Vec<String> {
+        changes(&self.0[&a.content], &self.0[&b.content])
+    }
+}
+
+pub fn changes(a: &Files, b: &Files) -> Vec<String> {
+    let paths: BTreeSet<_> = a.keys().chain(b.keys()).collect();
+    paths.into_iter().filter(|p| a.get(*p) != b.get(*p)).cloned().collect()
+}
+
+pub fn set(files: &mut Files, path: &str, content: Option<&String>) {
+    match content {
+        Some(content) => drop(files.insert(path.to_owned(), content.clone())),
+        None => drop(files.remove(path)),
+    }
+}
+
+pub fn covered(patterns: &[Pattern], path: &str) -> bool {
+    patterns.iter().any(|p| p.covers(&Pattern::Path(path.to_owned())))
+}
+
+/// The answer of the model that answers everything.
+pub fn answer(salt: &str, request: &Value) -> String {
+    short(&["model", salt, &request.to_string()])
+}
+
+/// What a command does is a function of what it can see. Gives its result and what it writes: the files are as before.
+pub fn perform(action: &Action, reach: &Reach<'_>, files: &Files, salt: &str) -> (Status, Output, Files) {
+    let mut after = files.clone();
+    let text = |text: String| Output { text: text.clone(), stdout: text, ..Output::default() };
+    match action {
+        Action::Run(command) => {
+            let seen: Vec<_> = files.iter().filter(|(p, _)| covered(reach.sees, p)).map(|(p, c)| format!("{p}={c}")).collect();
+            let said = short(&[&command.argv.join(" "), &format!("{:?}{}", command.env, command.stdin), &seen.join(","), salt]);
+            let coin = |of: &str| short(&[&said, of]).as_bytes()[0] % 4;
+            for path in PATHS.iter().filter(|p| covered(reach.writes, p)) {
+                let exact = reach.writes.contains(&Pattern::Path((*path).to_owned()));
+                match coin(&format!("w{path}")) {
+                    _ if !exact && coin(path) != 0 => {}
+                    0 => drop(after.remove(*path)),
+                    1 => {}
+                    // The same content from time to time, whatever was read.
+                    2 => drop(after.insert((*path).to_owned(), "same".into())),
+                    _ => drop(after.insert((*path).to_owned(), short(&[&said, path]))),
+                }
+            }
+            let exit_code = i32::from(coin("exit") == 0);
+            let status = if exit_code == 0 { Status::Completed } else { Status::Failed };
+            (status, Output { exit_code: Some(exit_code), ..text(said) }, after)
+        }
+        Action::ReadFile { path } => match files.get(path) {
+            Some(content) => (Status::Completed, text(content.clone()), after),
+            None => (Status::Failed, text("absent".into()), after),
+        },
+        Action::WriteFile { path, content, .. } => {
+            after.insert(path.clone(), content.clone());
+            (Status::Completed, text("written".into()), after)
+        }
+        Action::AskModel { request } => (Status::Completed, text(answer(salt, request)), after),
+    }
+}
+
+fn template(n: usize, draft: &Draft, spans: &[Span], now: i64) -> String {
+    // Few different texts, so that several calls of a model ask the same.
+    let mut text = format!("do {}", draft.kind % 3);
+    for back in &draft.binds {
+        let Some(span) = n.checked_sub(*back).and_then(|i| spans.get(i)) else { continue };
+        let Some(closing) = span.closing.as_ref().filter(|c| c.ended <= now && c.output.is_some()) else { continue };
+        let has_code = closing.output.as_ref().is_some_and(|o| o.exit_code.is_some());
+        let field = match draft.field {
+            0 if has_code => ".exit_code",
+            1 => ".status",
+            2 => ".text[:3]",
+            _ => ".text",
+        };
+        text.push_str(&format!(" {{{{ spans[\"{}\"]{field} }}}}", span.id));
+    }
+    text
+}
+
+fn opening(n: usize, draft: &Draft, spans: &[Span], parent: Option<usize>, started: i64) -> Opening {
+    use SpanKind::*;
+    let kind = match draft.kind {
+        0..=2 => ShellCommand,
+        3 | 9 | 10 => ToolCall,
+        4 => FileRead,
+        5 | 6 => FileWrite,
+        7 | 8 => LlmCall,
+        11 => Retrieval,
+        12 => Subgraph,
+        _ => PlannerStep,
+    };
+    let text = template(n, draft, spans, started);
+    let bound = |field: &str| BTreeMap::from([(field.to_owned(), Binding::Template(text.clone()))]);
+    let path = |list: &[usize]| PATHS[list.first().copied().unwrap_or(n % DECLARED)].to_owned();
+    let env = BTreeMap::from([("V".to_owned(), "0".to_owned())]);
+    let (executor, input_bindings) = match draft.kind {
+        0..=3 | 10 => (Some(Executor::Shell(Shell { script: Some(String::new()), env, ..Shell::default() })), bound("script")),
+        4 => (Some(Executor::FileRead { path: path(&draft.reads) }), BTreeMap::new()),
+        5 | 6 => (Some(Executor::FileWrite { path: path(&draft.writes), content: String::new(), executable: false }), bound("content")),
+        7 | 8 => {
+            let request = json!({"model": "m", "temperature": 0.5, "messages": [{"role": "user", "content": ""}]});
+            (Some(Executor::Model { provider: "p".into(), request }), bound("/messages/0/content"))
+        }
+        12 => (None, BTreeMap::new()),
+        _ => (None, bound("prompt")),
+    };
+    let names = |list: &[usize]| list.iter().map(|i| PATHS[*i].to_owned()).collect::<Vec<_>>();
+    let mut reads = names(&draft.reads);
+    if draft.reads_folder {
+        reads.push("d/".to_owned());
+    }
+    let shell = matches!(executor, Some(Executor::Shell(_)));
+    let model = matches!(executor, Some(Executor::Model { .. }));
+    let earlier =
+        |back: usize| n.checked_sub(back).filter(|&i| spans.get(i).and_then(|s| s.closing.as_ref()).is_some_and(|c| c.ended <= started));
+    Opening {
+        name: format!("n{n}"),
+        kind,
+        parent: parent.map(id),
+        started,
+        arguments: Value::Null,
+        executor,
+        input_bindings,
+        depends_on: draft.depends_on.and_then(earlier).map(id).into_iter().collect(),
+        inputs: if (shell || model) && draft.quirk == 1 { Inputs::Unknown } else { Inputs::Known },
+        reads: (shell && draft.declared).then_some(reads),
+        writes: (shell && draft.declared).then(|| names(&draft.writes)),
+        // A tool without a command sees no files, or its result could not be told apart.
+        workspace: matches!(draft.kind, 9 | 12).then_some(WorkspaceAccess::None),
+        replay_policy: match draft.quirk {
+            2 => Some(ReplayPolicy::RecordOnly),
+            3..=8 if shell || model => Some(ReplayPolicy::Cacheable),
+            9 if shell && draft.kind != 10 => Some(ReplayPolicy::Pure),
+            _ => None,
+        },
+        model: None,
+        redacted: if draft.quirk == 10 { vec!["key".into()] } else { vec![] },
+        network: draft.quirk == 11,
+    }
+}
+
+fn verdict(draft: &Draft) -> (Verdict, bool) {
+    match draft.quirk {
+        12 => (Verdict::Deny, true),
+        13 => (Verdict::None, true),
+        14..=16 => (Verdict::GateAllow, false),
+        _ => (Verdict::None, false),
+    }
+}
+
+/// A step that has begun: what it will write when it ends.
+struct Underway {
+    n: usize,
+    ends: i64,
+    closing: Closing,
+    writes: BTreeMap<String, Option<String>>,
+}
+
+/// Records a run. A step reads when it begins and writes when it ends.
+pub fn record(drafts: &[Draft]) -> (Source, States) {
+    let mut files: Files = PATHS[..4].iter().map(|p| ((*p).to_owned(), format!("initial {p}"))).collect();
+    let (mut states, mut spans) = (States::default(), Vec::<Span>::new());
+    let mut underway: Vec<Underway> = Vec::new();
+    let parents = parents(drafts);
+    for (n, draft) in drafts.iter().enumerate() {
+        let started = n as i64 * 100 + 1;
+        end(&mut spans, &mut states, &mut files, &mut underway, started);
+        if let Some(gap) = draft.gap.filter(|_| underway.is_empty()) {
+            files.insert(PATHS[gap].to_owned(), format!("gap {n}"));
+        }
+        let opening = opening(n, draft, &spans, parents[n], started);
+        let holds = parents.iter().enumerate().filter(|(_, p)| **p == Some(n)).map(|(i, _)| i).max();
+        let snapshot_before = opening.sees_workspace().then(|| states.record(&files));
+        spans.push(Span {
+            id: id(n),
+            ord: n as i64,
+            opening: opening.clone(),
+            closing: None,
+            fidelity: Fidelity::Recorded,
+            first_recorded: None,
+            snapshot_before,
+            snapshot_after: None,
+            input_digest: None,
+        });
+        let ends = match holds {
+            Some(last) => last as i64 * 100 + 90,
+            None if parents[n].is_none() && draft.overlaps > 0 => (n + draft.overlaps) as i64 * 100 + 60,
+            None => started + 49,
+        };
+        let (verdict, out) = verdict(draft);
+        let so_far = Source::new(RunEnvironment::default(), spans.clone(), BTreeMap::new());
+        let (status, output, after) = if out {
+            (Status::Skipped, Output::default(), files.clone())
+        } else if opening.executor.is_some() {
+            let contract = Contract::recorded(&so_far, n).unwrap();
+            let rendered = contract.render(&so_far, &|i| value(&so_far, i)).unwrap();
+            let mut footprint = so_far.footprint(n);
+            for below in (0..drafts.len()).filter(|&i| parents[i] == Some(n)) {
+                let inner = self::opening(below, &drafts[below], &spans, None, i64::MIN);
+                footprint = footprint.with(Footprint::of(&inner, inner.executor.as_ref(), None).unwrap());
+            }
+            let reach = Reach { sees: &footprint.sees, writes: &footprint.writes };
+            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, &files, "");
+            if draft.quirk == 17
+                && underway.is_empty()
+                && draft.overlaps == 0
+                && opening.reads.is_some()
+                && matches!(opening.executor, Some(Executor::Shell(_)))
+            {
+                // It writes what it does not declare.
+                after.insert(PATHS[DECLARED].to_owned(), format!("stray {n}"));
+            }
+            (status, output, after)
+        } else {
+            let text = short(&["given", &format!("{:?}", opening.input_bindings), &n.to_string()]);
+            (Status::Completed, Output { stdout: text.clone(), text, ..Output::default() }, files.clone())
+        };
+        let writes = changes(&files, &after).into_iter().map(|p| (p.clone(), after.get(&p).cloned())).collect();
+        let timed_out = draft.quirk == 18 && matches!(opening.executor, Some(Executor::Shell(_)));
+        let output = (!timed_out).then_some(output);
+        let closing = Closing { verdict, ..Closing::new(ends, if timed_out { Status::Failed } else { status }, output) };
+        underway.push(Underway { n, ends, closing, writes });
+    }
+    end(&mut spans, &mut states, &mut files, &mut underway, i64::MAX);
+    let bare = Source::new(RunEnvironment::default(), spans.clone(), BTreeMap::new());
+    let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(states.diff(a, b))).unwrap();
+    (Source::new(RunEnvironment::default(), spans, changed), states)
+}
+
+/// Who holds whom: containers and units hold the steps right after them, one level deep.
+fn parents(drafts: &[Draft]) -> Vec<Option<usize>> {
+    let mut parents = vec![None; drafts.len()];
+    let mut n = 0;
+    while n < drafts.len() {
+        let holds = match drafts[n].kind {
+            12 => drafts[n].holds,
+            10 if verdict(&drafts[n]) == (Verdict::None, false) => drafts[n].holds.min(2),
+            _ => 0,
+        };
+        for i in (n + 1..drafts.len()).take(holds) {
+            parents[i] = Some(n);
+        }
+        n += holds + 1;
+    }
+    parents
+}
+
+fn end(spans: &mut [Span], states: &mut States, files: &mut Files, underway: &mut Vec<Underway>, now: i64) {
+    underway.sort_by_key(|u| u.ends);
+    while underway.first().is_some_and(|u| u.ends <= now) {
+        let Underway { n, ends: _, closing, writes } = underway.remove(0);
+        for (path, content) in &writes {
+            set(files, path, content.as_ref());
+        }
+        spans[n].closing = Some(closing);
+        spans[n].snapshot_after = spans[n].snapshot_before.map(|_| states.record(files));
+    }
+}
+
+pub fn value(source: &Source, i: usize) -> Result<SpanValue, String> {
+    let span = &source.spans[i];
+    span.output().map(|o| SpanValue { output: o.clone(), status: span.status() }).ok_or_else(|| "nothing".to_owned())
+}
