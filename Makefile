@@ -53,7 +53,7 @@ bench-fork: tools ## From apply to the first re-executed step, against a bare Jo
 	cargo run --release --package replayfork-tests --bin bench-fork
 
 generate: ## What is generated from the types and committed: CRD, OpenAPI document, the viewer's types
-	cargo build -p replayfork-crds -p replayfork-api-server
+	cargo build --workspace
 	target/debug/crdgen > crds/replayforks.yaml
 	cp crds/replayforks.yaml charts/replayfork/files/replayforks.yaml
 	target/debug/replayfork-api-server --openapi > web/openapi.json

@@ -79,6 +79,8 @@ CREATE TABLE spans (
   cost_usd double precision,
   input_digest bytea,
   blocked jsonb,
+  -- Of a check: whether the step gave what it gave when recorded.
+  reproduced boolean,
   pay_rid bigint NOT NULL,
   in_segment int, in_at int, in_len int, in_blob bytea,
   out_segment int, out_at int, out_len int, out_blob bytea,

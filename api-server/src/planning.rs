@@ -6,7 +6,7 @@ use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, CloseReason, PlanOverview};
 use replayfork_client::read::RunState;
 use replayfork_core::Digest;
-use replayfork_core::concurrency::recorded_changes;
+use replayfork_core::concurrency::{recorded_changes, seen_through_links};
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{RunEnvironment, SnapshotRef};
 use replayfork_core::patch::{Contents, Patch, Refused};
@@ -89,6 +89,10 @@ pub async fn source(client: &impl GenericClient, found: &Found) -> ApiResult<Sou
     let states: Vec<Digest> = spans.iter().flat_map(|s| [s.snapshot_before, s.snapshot_after]).flatten().map(|s| s.node).collect();
     trees.load(client, found.ns, states).await?;
     let bare = Source::new(found.run.environment.clone(), spans, BTreeMap::new());
+    let through = seen_through_links(&bare, |state, patterns| {
+        Ok::<_, ApiError>(replayfork_snapshot::seen_through_links(&mut trees.nodes, &mut Loaded, &state.node, patterns)?)
+    })?;
+    let bare = if through.is_empty() { bare } else { Source::new(bare.environment, bare.spans, through) };
     let changed = recorded_changes(&bare, |a, b| changed_paths(&mut trees, a, b))?;
     let row = client.query_one("SELECT inherits FROM runs WHERE rid = $1", &[&found.rid]).await?;
     let inherited = serde_json::from_value(row.get(0)).map_err(|e| ApiError::internal(&e))?;

@@ -129,7 +129,20 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
     if let Some(end) = found.fork_end.as_ref().filter(|end| end.reason != CloseReason::Succeeded) {
         println!("ended as {}: {}", end.reason, safe(&end.message));
     }
-    if found.outcome.is_some_and(|o| o != Status::Completed) || spans.iter().any(|s| s.blocked.is_some()) {
+    let check = found.fork_end.as_ref().and_then(|end| end.reproducibility);
+    if let Some(check) = check {
+        println!(
+            "a check: {} identical, {} different, {} not executable",
+            number(Some(check.identical)),
+            number(Some(check.differs)),
+            number(Some(check.not_executable))
+        );
+        if let Some(from) = found.forked_from.as_ref().filter(|_| check.differs > 0) {
+            println!("what differs: kubectl replay diff {} {}", from.run_name, found.name);
+        }
+    }
+    let troubled = found.outcome.is_some_and(|o| o != Status::Completed) || spans.iter().any(|s| s.blocked.is_some());
+    if check.is_none() && troubled {
         let mut screen = Screen::detect();
         forensics::brief(&forensics::of(connection, run).await?, &found.name, &mut screen);
         screen.print();
@@ -137,8 +150,10 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
     println!();
     let fork = found.kind == RunKind::Fork;
     let mut header = vec!["STEP", "SPAN", "KIND", "STATUS", "VERDICT", "DURATION"];
-    if fork {
-        header.extend(["IN THE FORK", "BLOCKED"]);
+    match (fork, check) {
+        (true, Some(_)) => header.extend(["REPRODUCED", "WHY NOT"]),
+        (true, None) => header.extend(["IN THE FORK", "BLOCKED"]),
+        (false, _) => {}
     }
     if output == Output::Wide {
         header.extend(["ID", "SNAPSHOTS", "TOKENS"]);
@@ -158,7 +173,8 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
             ];
             if fork {
                 let reason = span.blocked.as_ref().map_or_else(String::new, |b| b.reason.to_string());
-                row.extend([fidelity(span.fidelity).to_owned(), reason]);
+                let fate = if check.is_some() { verdict(span) } else { fidelity(span.fidelity) };
+                row.extend([fate.to_owned(), reason]);
             }
             if output == Output::Wide {
                 let states = match (span.snapshot_before, span.snapshot_after) {
@@ -174,6 +190,17 @@ pub async fn run(connection: &Connection, run: &str, output: Output) -> anyhow::
         .collect();
     table(&header, &rows);
     Ok(())
+}
+
+/// What a check found of a step.
+fn verdict(span: &SpanSummary) -> &'static str {
+    match (span.reproduced, span.blocked.is_some()) {
+        (Some(true), _) => "identical",
+        (Some(false), _) => "differs",
+        (None, true) => "not executable",
+        // Before the span that the check starts at, or one that holds others together.
+        (None, false) => "–",
+    }
 }
 
 /// # Errors

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use crate::fork::CloseReason;
+use crate::fork::{CloseReason, Reproducibility};
 
 /// Where a run comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,6 +51,9 @@ pub struct ForkedFrom {
 pub struct ForkEnd {
     pub reason: CloseReason,
     pub message: String,
+    /// Of a fork without patches: what its check found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reproducibility: Option<Reproducibility>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -151,6 +154,9 @@ pub struct SpanSummary {
     /// The first reason of a blocked span.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
+    /// In a check of a run: whether the step gave what it gave when recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reproduced: Option<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::footprint::Footprint;
+use crate::footprint::{Footprint, Pattern};
 use crate::model::SnapshotRef;
 use crate::source::{Changed, Source};
 
@@ -93,8 +93,30 @@ pub fn groups(source: &Source) -> Vec<Group> {
     groups
 }
 
+/// What each unit saw through symlinks. `follow` lists what is seen so in a recorded state of the workspace; `source` is the run
+/// with nothing known of its changes.
+///
+/// # Errors
+/// What `follow` says.
+pub fn seen_through_links<E>(
+    source: &Source,
+    mut follow: impl FnMut(&SnapshotRef, &[Pattern]) -> Result<Vec<Pattern>, E>,
+) -> Result<BTreeMap<String, Changed>, E> {
+    let mut changed = BTreeMap::new();
+    for (unit, footprint) in touching(source) {
+        let record = &source.spans[unit];
+        if let Some(before) = record.snapshot_before.filter(|_| !footprint.sees.is_empty() && footprint.sees != [Pattern::all()]) {
+            let through: Vec<_> = follow(&before, &footprint.sees)?.iter().map(Pattern::declared).collect();
+            if !through.is_empty() {
+                changed.insert(record.id.clone(), Changed { through, ..Changed::default() });
+            }
+        }
+    }
+    Ok(changed)
+}
+
 /// Which paths each unit changed, and which changed outside of any. `diff` lists the paths that differ between two recorded
-/// states of the workspace; `source` is the run without its changes.
+/// states of the workspace; `source` is the run with what its units saw through symlinks, and without its changes.
 ///
 /// # Errors
 /// What `diff` says.
@@ -102,7 +124,8 @@ pub fn recorded_changes<E>(
     source: &Source,
     mut diff: impl FnMut(&SnapshotRef, &SnapshotRef) -> Result<Vec<String>, E>,
 ) -> Result<BTreeMap<String, Changed>, E> {
-    let mut changed: BTreeMap<usize, Changed> = BTreeMap::new();
+    let through = |(id, changed): (&String, &Changed)| Some((source.index(id)?, changed.clone()));
+    let mut changed: BTreeMap<usize, Changed> = source.changed.iter().filter_map(through).collect();
     let mut differing = |a: Option<SnapshotRef>, b: Option<SnapshotRef>| match (a, b) {
         (Some(a), Some(b)) if a.content != b.content => diff(&a, &b),
         _ => Ok(Vec::new()),

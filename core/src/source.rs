@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::binding::Hole;
 use crate::concurrency::{self, Group};
-use crate::footprint::Footprint;
+use crate::footprint::{Footprint, pattern};
 use crate::model::{RunEnvironment, SnapshotRef, Span, Status};
 use crate::patch::{Patch, Refused};
 
@@ -23,6 +23,9 @@ pub struct Changed {
     /// Of those, the ones outside of what it declares to write: they void its declaration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outside: Vec<String>,
+    /// Beyond what it declares, what it saw through symlinks: declared paths that they lead to, a folder with `/` at its end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub through: Vec<String>,
 }
 
 /// What the recorded workspace has at a path that a FileContentOverride writes.
@@ -236,7 +239,7 @@ impl Source {
     }
 
     pub fn changed(&self, span: usize) -> &Changed {
-        static NOTHING: Changed = Changed { before: Vec::new(), during: Vec::new(), outside: Vec::new() };
+        static NOTHING: Changed = Changed { before: Vec::new(), during: Vec::new(), outside: Vec::new(), through: Vec::new() };
         self.changed.get(&self.spans[span].id).unwrap_or(&NOTHING)
     }
 
@@ -251,7 +254,15 @@ impl Source {
         for &inner in self.inner(unit) {
             footprint = footprint.with(of(inner));
         }
-        if self.changed(unit).outside.is_empty() { footprint } else { Footprint::whole() }
+        let changed = self.changed(unit);
+        if !changed.outside.is_empty() {
+            return Footprint::whole();
+        }
+        if changed.through.is_empty() {
+            return footprint;
+        }
+        let sees = changed.through.iter().filter_map(|path| pattern(path, None).ok()).collect();
+        footprint.with(Footprint { sees, writes: Vec::new() })
     }
 
     /// The units that ran at the same time as this one and whose changes can't be told from its own.

@@ -8,6 +8,7 @@ mod capture;
 mod error;
 mod node;
 mod pack;
+mod seen;
 mod store;
 mod tree;
 
@@ -16,8 +17,9 @@ pub use capture::{Captured, Capturer, Skipped};
 pub use error::{Hostile, SnapshotError};
 pub use node::{Directory, Entry, Kind, MAX_ENTRIES, MAX_NAME};
 pub use pack::{BlobKind, Frame, PACK_SIZE, PackBuilder, PackIndex, PackedBlob, parse_pack, read_frame};
+pub use seen::{footprint_content, seen_through_links};
 pub use store::{Blobs, LocalStore};
-pub use tree::{Change, MAX_DEPTH, Nodes, diff, entry_at, footprint_content, reachable};
+pub use tree::{Change, MAX_DEPTH, Nodes, diff, entry_at, reachable};
 
 /// A path as text: UTF-8 stays as it is, other bytes and backslashes become `\xNN`, so that it can be read back.
 pub fn path_text(path: &[u8]) -> String {

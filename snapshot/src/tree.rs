@@ -4,8 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use replayfork_core::Digest;
-use replayfork_core::digest::Hasher;
-use replayfork_core::footprint::Pattern;
 
 use crate::error::{Hostile, SnapshotError};
 use crate::node::{Directory, Entry, Kind};
@@ -13,31 +11,66 @@ use crate::store::Blobs;
 
 /// Levels that a tree may have.
 pub const MAX_DEPTH: usize = 256;
-/// Symlinks that are followed for one path.
-const MAX_LINKS: usize = 16;
+
+/// A symlink: its path below some folder, and where it leads.
+pub type Link = (Vec<u8>, Vec<u8>);
 
 /// Decoded directories by node digest, loaded as they are needed.
 #[derive(Default)]
-pub struct Nodes(HashMap<Digest, Arc<Directory>>);
+pub struct Nodes {
+    directories: HashMap<Digest, Arc<Directory>>,
+    links: HashMap<Digest, Arc<Vec<Link>>>,
+}
 
 impl Nodes {
     pub fn insert(&mut self, node: Digest, directory: Directory) {
-        self.0.insert(node, Arc::new(directory));
+        self.directories.insert(node, Arc::new(directory));
     }
 
     pub fn contains(&self, node: &Digest) -> bool {
-        self.0.contains_key(node)
+        self.directories.contains_key(node)
     }
 
     /// # Errors
     /// The node is missing or hostile.
     pub fn get(&mut self, blobs: &mut dyn Blobs, node: &Digest) -> Result<Arc<Directory>, SnapshotError> {
-        if let Some(directory) = self.0.get(node) {
+        if let Some(directory) = self.directories.get(node) {
             return Ok(directory.clone());
         }
         let directory = Arc::new(Directory::decode(&blobs.get(node)?)?);
-        self.0.insert(*node, directory.clone());
+        self.directories.insert(*node, directory.clone());
         Ok(directory)
+    }
+
+    /// All symlinks below a folder, in path order.
+    ///
+    /// # Errors
+    /// A node that is missing or hostile.
+    pub fn links(&mut self, blobs: &mut dyn Blobs, node: &Digest) -> Result<Arc<Vec<Link>>, SnapshotError> {
+        self.links_at(blobs, node, 0)
+    }
+
+    fn links_at(&mut self, blobs: &mut dyn Blobs, node: &Digest, depth: usize) -> Result<Arc<Vec<Link>>, SnapshotError> {
+        if depth > MAX_DEPTH {
+            return Err(Hostile { entry: node.to_string(), why: "lies too deep" }.into());
+        }
+        if let Some(links) = self.links.get(node) {
+            return Ok(links.clone());
+        }
+        let mut links = Vec::new();
+        for entry in &self.get(blobs, node)?.entries {
+            match &entry.kind {
+                Kind::Symlink { target } => links.push((entry.name.clone(), target.clone())),
+                Kind::Directory { node, .. } => {
+                    let below = self.links_at(blobs, node, depth + 1)?;
+                    links.extend(below.iter().map(|(path, target)| ([&entry.name[..], b"/", path].concat(), target.clone())));
+                }
+                Kind::File { .. } => {}
+            }
+        }
+        let links = Arc::new(links);
+        self.links.insert(*node, links.clone());
+        Ok(links)
     }
 }
 
@@ -127,79 +160,6 @@ pub fn entry_at(nodes: &mut Nodes, blobs: &mut dyn Blobs, root: &Digest, path: &
         directory = nodes.get(blobs, &node.clone())?;
     }
     Ok(None)
-}
-
-/// The content that a footprint's patterns have in a tree: existence, types, contents, x bits, link targets and what
-/// links inside of the workspace lead to.
-///
-/// # Errors
-/// A node that is missing or hostile.
-pub fn footprint_content(nodes: &mut Nodes, blobs: &mut dyn Blobs, root: &Digest, patterns: &[Pattern]) -> Result<Digest, SnapshotError> {
-    let mut hasher = Hasher::new("footprint");
-    for pattern in patterns {
-        hasher.add("pattern", pattern.to_string().as_bytes());
-        let below = matches!(pattern, Pattern::Below(_));
-        let mut path = crate::path_bytes(pattern.path());
-        for _ in 0..MAX_LINKS {
-            let (at, entry) = follow_folders(nodes, blobs, root, &path)?;
-            if at.is_empty() && below {
-                hasher.add("root", nodes.get(blobs, root)?.content().as_bytes());
-                break;
-            }
-            let Some(entry) = entry else {
-                hasher.add("absent", b"");
-                break;
-            };
-            match &entry.kind {
-                Kind::Directory { content, .. } if below => hasher.add("folder", content.as_bytes()),
-                Kind::Directory { .. } => hasher.add("folder", b""),
-                _ => hasher.add("entry", entry.identity().as_bytes()),
-            }
-            let Kind::Symlink { target } = &entry.kind else { break };
-            let Some(next) = join(&at, target) else { break };
-            path = next;
-        }
-    }
-    Ok(hasher.finish())
-}
-
-/// The path with symlinked folders on the way resolved, and its entry.
-fn follow_folders(nodes: &mut Nodes, blobs: &mut dyn Blobs, root: &Digest, path: &[u8]) -> Result<(Vec<u8>, Option<Entry>), SnapshotError> {
-    let mut path = path.to_vec();
-    'again: for _ in 0..MAX_LINKS {
-        let parts: Vec<Vec<u8>> = path.split(|b| *b == b'/').filter(|p| !p.is_empty()).map(<[u8]>::to_vec).collect();
-        for n in 1..parts.len() {
-            let prefix = parts[..n].join(&b'/');
-            if let Some(Entry { kind: Kind::Symlink { target }, .. }) = entry_at(nodes, blobs, root, &prefix)? {
-                let Some(mut joined) = join(&prefix, &target) else { return Ok((path, None)) };
-                joined.push(b'/');
-                joined.extend_from_slice(&parts[n..].join(&b'/'));
-                path = joined;
-                continue 'again;
-            }
-        }
-        let whole = parts.join(&b'/');
-        let entry = entry_at(nodes, blobs, root, &whole)?;
-        return Ok((whole, entry));
-    }
-    Ok((path, None))
-}
-
-/// Where a link at `path` leads, if that is in the workspace.
-fn join(path: &[u8], target: &[u8]) -> Option<Vec<u8>> {
-    if target.starts_with(b"/") {
-        return None;
-    }
-    let mut parts: Vec<&[u8]> = path.split(|b| *b == b'/').filter(|p| !p.is_empty()).collect();
-    parts.pop();
-    for part in target.split(|b| *b == b'/') {
-        match part {
-            b"" | b"." => {}
-            b".." => drop(parts.pop()?),
-            part => parts.push(part),
-        }
-    }
-    Some(parts.join(&b'/'))
 }
 
 /// Every blob that a tree needs, nodes before what they hold, in path order, each once; those of `base` left out.

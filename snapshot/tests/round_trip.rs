@@ -1,41 +1,17 @@
 //! Real folders through capture, store and restore.
 
+mod place;
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use place::Place;
 use proptest::prelude::*;
 use replayfork_core::footprint::Pattern;
-use replayfork_core::model::SnapshotRef;
 use replayfork_snapshot::{
     Blobs, Capturer, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, replay_paths, restore,
 };
-
-struct Place {
-    _temporary: tempfile::TempDir,
-    work: std::path::PathBuf,
-    store: LocalStore,
-    nodes: Nodes,
-    capturer: Capturer,
-}
-
-impl Place {
-    fn new() -> Self {
-        let temporary = tempfile::tempdir().unwrap();
-        let work = temporary.path().join("work");
-        fs::create_dir(&work).unwrap();
-        let store = LocalStore::open(&temporary.path().join("store")).unwrap();
-        Self { capturer: Capturer::new(&work), work, store, nodes: Nodes::default(), _temporary: temporary }
-    }
-
-    fn capture(&mut self) -> SnapshotRef {
-        self.capturer.capture(&mut |pack| self.store.put_pack(&pack).map(drop)).unwrap().snapshot
-    }
-
-    fn restore(&mut self, current: Option<&SnapshotRef>, target: &SnapshotRef) {
-        restore(&self.work, &mut self.nodes, &mut self.store, current.map(|s| &s.node), &target.node).unwrap();
-    }
-}
 
 fn list(root: &Path) -> Vec<String> {
     fn walk(at: &Path, root: &Path, out: &mut Vec<String>) {
@@ -251,6 +227,57 @@ fn a_footprint_sees_what_links_lead_to_and_not_what_lies_elsewhere() {
     assert_eq!(content(&mut place), first);
     fs::write(place.work.join("real/f"), "2").unwrap();
     assert_ne!(content(&mut place), first);
+}
+
+#[test]
+fn what_is_seen_through_links_is_told_and_counts() {
+    let mut place = Place::new();
+    for folder in ["real", "bin", "lib/v2", "other"] {
+        fs::create_dir_all(place.work.join(folder)).unwrap();
+    }
+    fs::write(place.work.join("real/f"), "1").unwrap();
+    fs::write(place.work.join("lib/v2/tool"), "1").unwrap();
+    fs::write(place.work.join("other/x"), "1").unwrap();
+    for (target, link) in [
+        ("real", "via"),
+        ("via/f", "file"),
+        ("nothing", "dangling"),
+        ("../lib/now/tool", "bin/tool"),
+        ("tool", "bin/t"),
+        ("v2", "lib/now"),
+        ("/etc", "real/etc"),
+        ("../other", "real/other"),
+    ] {
+        symlink(target, place.work.join(link)).unwrap();
+    }
+    let path = |p: &str| Pattern::Path(p.into());
+    let below = |p: &str| Pattern::Below(p.into());
+    let root = place.capture().node;
+    let through = |place: &mut Place, pattern: &Pattern| {
+        let seen =
+            replayfork_snapshot::seen_through_links(&mut place.nodes, &mut place.store, &root, std::slice::from_ref(pattern)).unwrap();
+        seen.iter().map(Pattern::declared).collect::<Vec<_>>()
+    };
+    assert_eq!(through(&mut place, &path("file")), ["real/f", "via"]);
+    assert_eq!(through(&mut place, &path("via/f")), ["real/f", "via"]);
+    assert_eq!(through(&mut place, &path("dangling")), ["nothing"]);
+    assert_eq!(through(&mut place, &path("real/f")), [""; 0]);
+    assert_eq!(through(&mut place, &below("bin")), ["lib/now", "lib/v2/tool/"]);
+    assert_eq!(through(&mut place, &below("via")), ["other/", "real/"]);
+    assert_eq!(through(&mut place, &Pattern::all()), [""; 0]);
+    let content = |place: &mut Place| {
+        let root = place.capture().node;
+        footprint_content(&mut place.nodes, &mut place.store, &root, &[below("bin"), below("via")]).unwrap()
+    };
+    let mut last = content(&mut place);
+    for file in ["lib/v2/tool", "other/x", "real/f"] {
+        fs::write(place.work.join(file), "2").unwrap();
+        let now = content(&mut place);
+        assert_ne!(now, last, "{file}");
+        last = now;
+    }
+    fs::write(place.work.join("nothing"), "2").unwrap();
+    assert_eq!(content(&mut place), last);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 mod at_most_once;
 mod diffs;
 mod encrypted;
+mod endpoints;
 mod forks;
 mod isolation;
 mod lifecycle;
@@ -76,7 +77,7 @@ fn all() -> Result<bool> {
         sandbox::SCENARIOS,
         viewer::SCENARIOS,
     ];
-    let alone = [recording::ALONE, at_most_once::ALONE, operator_killed::SCENARIOS, encrypted::ALONE];
+    let alone = [recording::ALONE, at_most_once::ALONE, operator_killed::SCENARIOS, encrypted::ALONE, endpoints::ALONE];
     let all = abreast.iter().chain(&alone).map(|list| list.len()).sum::<usize>();
     let abreast: Vec<&Scenario> = abreast.into_iter().flatten().filter(asked_for).collect();
     let alone: Vec<&Scenario> = alone.into_iter().flatten().filter(asked_for).collect();

@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use replayfork_core::model::{Fidelity, Status};
+use replayfork_core::reason::Cause;
+use replayfork_test_cluster::command::output;
 use replayfork_tests::fork::{Fork, manifest, script};
 use replayfork_tests::place::{AGENT, Place};
 use serde_json::{Value, json};
@@ -16,6 +18,7 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_fork_without_patches_checks_whether_the_run_can_be_reproduced,
     e2e_result_of_another_fork_stands_for_an_execution,
     e2e_gated_step_needs_approval_of_its_new_arguments,
+    e2e_fork_of_an_imported_run_runs_commands_again_whose_inputs_nobody_knows,
 ];
 
 /// The output text of a span of a fork's run.
@@ -135,6 +138,19 @@ fn e2e_fork_without_patches_checks_whether_the_run_can_be_reproduced(place: &Pla
     ensure!(after(&fork.run()?)? == after(AGENT)?, "the check left another workspace");
     let closing = place.span(&fork.run()?, "test_before")?.span.closing.context("no closing")?;
     ensure!(closing.reproduced == Some(true), "{closing:?}");
+    // What a person reads.
+    let report = output(&mut place.world.kube.kubectl(["replay", "show", &fork.run()?, "-n", &place.namespace]))?;
+    ensure!(report.contains("a check: 5 identical, 0 different, 3 not executable"), "{report}");
+    let line = |span: &str| report.lines().find(|l| l.contains(&format!(" {span} "))).unwrap_or_default().to_owned();
+    ensure!(line("test_before").contains("identical") && line("gen_fix").contains("not executable"), "{report}");
+    // A step that gives something else each time is told as such.
+    place.recorded_by(&[json!({"id": "dice", "opening": {"name": "dice", "kind": "ShellCommand", "workspace": "none",
+        "executor": {"type": "shell", "script": "date +%s%N"}}, "closing": {"status": "Completed", "output": {"text": "4\n", "exit_code": 0}}})])?;
+    let again = place.fork(&manifest("dice", "by-hand", "dice", json!([]), json!({})))?;
+    again.succeeds()?;
+    let closing = place.span(&again.run()?, "dice")?.span.closing.context("no closing")?;
+    let error = closing.error.unwrap_or_default();
+    ensure!(closing.reproduced == Some(false) && error.contains("not as recorded: output"), "{error}");
     Ok(())
 }
 
@@ -188,5 +204,37 @@ fn e2e_gated_step_needs_approval_of_its_new_arguments(place: &Place) -> Result<(
     ensure!(said(&approved, "deploy")? == "to production\n");
     let stale = json!({"approvals": [{"span": "deploy", "inputDigest": "2".repeat(64)}]});
     place.fork(&manifest("stale", &run, "ask", patches(), stale))?.ends_as("Blocked")?;
+    Ok(())
+}
+
+/// What an importer knows: commands and answers in order, but no bindings, and no workspace.
+fn e2e_fork_of_an_imported_run_runs_commands_again_whose_inputs_nobody_knows(place: &Place) -> Result<()> {
+    let span = |id: &str, kind: &str, executor: Value, output: &str| {
+        json!({"id": id, "opening": {"name": id, "kind": kind, "inputs": "unknown", "executor": executor},
+            "closing": {"status": "Completed", "output": {"text": output, "exit_code": 0}}})
+    };
+    let shell = |script: &str| json!({"type": "shell", "script": script});
+    let request = json!({"model": "m", "messages": [{"role": "user", "content": "well?"}]});
+    let run = place.recorded_by(&[
+        span("look", "ToolCall", Value::Null, "found nothing"),
+        span("count", "ShellCommand", shell("echo 1 > n; cat n"), "1\n"),
+        span("ask", "LlmCall", json!({"type": "model", "provider": "p", "request": request}), "well."),
+        span("say", "ShellCommand", shell("cat n 2>&1; echo said"), "1\nsaid\n"),
+    ])?;
+    let patch = |text: &str| json!([{"type": "ToolOutputOverride", "span": "look", "output": {"text": text}}]);
+    let same = manifest("same", &run, "look", patch("found nothing"), json!({}));
+    ensure!(place.plan(&same)?.is_empty(), "a patch that changes nothing affects {:#?}", place.plan(&same)?.spans);
+    let other = manifest("other", &run, "look", patch("found something"), json!({}));
+    let plan = place.plan(&other)?;
+    let causes = &plan.spans.iter().find(|s| s.name == "count").context("count is not affected")?.causes;
+    ensure!(causes.contains(&Cause::DependencyUnknown), "count is affected by {causes:?}");
+    let fork = place.fork(&other)?;
+    fork.succeeds()?;
+    fork.agrees_with(&plan)?;
+    let rows = fork.lines()?;
+    ensure!(rows[..3] == ["look Completed Overridden", "count Completed Reexecuted", "ask Blocked Blocked"], "{rows:?}");
+    ensure!(said(&fork, "count")? == "1\n");
+    let asked = place.span(&fork.run()?, "ask")?.span.closing.context("no closing")?;
+    ensure!(asked.blocked.iter().any(|b| b.message.contains("IncompleteContract(input_bindings)")), "{asked:?}");
     Ok(())
 }

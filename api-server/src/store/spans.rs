@@ -247,10 +247,10 @@ pub async fn write_closing(client: &impl GenericClient, rid: i64, id: &str, rev:
     client
         .execute(
             "UPDATE spans SET rev = $3, ended = $4, status = $5, verdict = $6, tokens_in = $7, tokens_out = $8, cost_usd = $9, blocked = $10,
-               out_segment = $11, out_at = $12, out_len = $13, out_blob = $14 WHERE rid = $1 AND span_id = $2",
+               out_segment = $11, out_at = $12, out_len = $13, out_blob = $14, reproduced = $15 WHERE rid = $1 AND span_id = $2",
             &[
                 &rid, &id, &rev, &closing.ended, &closing.status.code(), &closing.verdict.code(), &closing.input_tokens, &closing.output_tokens,
-                &closing.cost_usd, &blocked, &place.segment, &place.at, &place.len, &place.blob,
+                &closing.cost_usd, &blocked, &place.segment, &place.at, &place.len, &place.blob, &closing.reproduced,
             ],
         )
         .await?;
@@ -258,7 +258,7 @@ pub async fn write_closing(client: &impl GenericClient, rid: i64, id: &str, rev:
 }
 
 const NARROW: &str = "s.rid, s.span_id, s.ord, s.parent_id, s.kind, s.status, s.verdict, s.fidelity, s.started, s.ended, s.name, s.model, s.tokens_in, \
-    s.tokens_out, s.cost_usd, s.blocked, s.input_digest, s.pay_rid, s.in_segment, s.in_at, s.in_len, s.in_blob, s.out_segment, s.out_at, s.out_len, s.out_blob";
+    s.tokens_out, s.cost_usd, s.blocked, s.reproduced, s.input_digest, s.pay_rid, s.in_segment, s.in_at, s.in_len, s.in_blob, s.out_segment, s.out_at, s.out_len, s.out_blob";
 
 pub(super) fn place(row: &Row, part: &str) -> Place {
     let column = |name: &str| format!("{part}_{name}");
@@ -291,6 +291,7 @@ fn summary(row: &Row) -> ApiResult<SpanSummary> {
         snapshot_before: false,
         snapshot_after: false,
         blocked: blocked.and_then(|b| serde_json::from_value(b).ok()),
+        reproduced: row.get("reproduced"),
     })
 }
 

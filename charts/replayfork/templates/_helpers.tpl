@@ -71,10 +71,23 @@ labels:
   {{- with .values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with .values.podAnnotations }}
+{{- if or .values.podAnnotations .annotations }}
 annotations:
-  {{- toYaml . | nindent 2 }}
+  {{- toYaml (merge dict (.values.podAnnotations | default dict) (.annotations | default dict)) | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* The model endpoints as the api-server reads them, each key in a file of its own. */}}
+{{- define "replayfork.endpoints" -}}
+{{- $all := dict -}}
+{{- range $name, $endpoint := .Values.models.endpoints -}}
+{{- $one := omit $endpoint "existingSecret" -}}
+{{- if $endpoint.existingSecret -}}
+{{- $_ := set $one "keyFile" (printf "/etc/replayfork/endpoints/keys/%s" $name) -}}
+{{- end -}}
+{{- $_ := set $all $name $one -}}
+{{- end -}}
+{{- toJson $all -}}
 {{- end }}
 
 {{- define "replayfork.databaseSecret" -}}

@@ -146,7 +146,14 @@ pub fn of(fork: &Prepared<'_>) -> Plan {
         .value("spans", &spans)
         .finish();
     let fork_span = source.spans[fork.fork_span].id.clone();
-    Plan { digest, fork_span, check: fork.check, counts, spans, environment: fork.environment.clone(), warnings: warnings(fork) }
+    let mut warnings = warnings(fork);
+    if spans.is_empty() && !fork.check {
+        let written = fork.patches.files.values().flatten().map(|f| format!("{:?}", f.path)).next();
+        let what =
+            written.map_or_else(|| "its patches change nothing".to_owned(), |path| format!("no step from there on sees {path} change"));
+        warnings.insert(0, format!("nothing is affected: {what}; the fork equals its source"));
+    }
+    Plan { digest, fork_span, check: fork.check, counts, spans, environment: fork.environment.clone(), warnings }
 }
 
 /// Warnings that a plan has at most.

@@ -739,6 +739,8 @@ export interface components {
             during?: string[];
             /** @description Of those, the ones outside of what it declares to write: they void its declaration. */
             outside?: string[];
+            /** @description Beyond what it declares, what it saw through symlinks: declared paths that they lead to, a folder with `/` at its end. */
+            through?: string[];
         };
         /** @description `POST /sandbox/v1/forks/{uid}/claim`: the same number gets the same answer, any other 409 for ever. */
         ClaimFork: {
@@ -1046,6 +1048,7 @@ export interface components {
         ForkEnd: {
             reason: components["schemas"]["CloseReason"];
             message: string;
+            reproducibility?: components["schemas"]["Reproducibility"] | null;
         };
         /** @description What stands of a terminal fork for ever. */
         ForkResult: {
@@ -1740,6 +1743,8 @@ export interface components {
             snapshot_before: boolean;
             snapshot_after: boolean;
             blocked?: components["schemas"]["Blocked"] | null;
+            /** @description In a check of a run: whether the step gave what it gave when recorded. */
+            reproduced?: boolean | null;
         };
         /** @description One span of a batch; its two parts may come together or apart, in any order, and each is written once. */
         SpanUpload: {

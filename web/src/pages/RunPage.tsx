@@ -70,6 +70,7 @@ function Loaded({ namespace, name, run, spans, forks, step, tab, loading }: Load
   const needle = query.trim().toLowerCase();
   const matches = useMemo(() => (span: SpanSummary) => needle === "" || `${span.name} ${span.kind} ${span.status}`.toLowerCase().includes(needle), [needle]);
   const other = run?.forked_from?.run_name ?? forks.at(-1)?.name;
+  const check = run?.fork_end?.reproducibility;
   const compare = () => {
     if (!run || !other) return;
     go(run.forked_from ? { page: "diff", namespace, a: other, b: name, step } : { page: "diff", namespace, a: name, b: other, step: null });
@@ -162,6 +163,11 @@ function Loaded({ namespace, name, run, spans, forks, step, tab, loading }: Load
       {run?.fork_end && run.fork_end.reason !== "Succeeded" && (
         <div className="note">
           The fork ended as {run.fork_end.reason}: {run.fork_end.message}
+        </div>
+      )}
+      {check && (
+        <div className="note">
+          A check of the run: {check.identical} identical, {check.differs} different, {check.not_executable} not executable.
         </div>
       )}
       <Stage spans={spans} step={step} playing={playing} />

@@ -4,7 +4,7 @@ import { api, type Span, type SpanDetail, type SpanSummary } from "../lib/api";
 import { absolute, count, duration, tokens, usd } from "../lib/format";
 import { TABS, type Tab } from "../lib/location";
 import { Files } from "./Files";
-import { FIDELITY_WORD, KindMark, StatusMark } from "./kinds";
+import { fate, KindMark, StatusMark } from "./kinds";
 import { Failure, LongText } from "./States";
 
 interface Props {
@@ -68,7 +68,7 @@ function Overview({ summary, detail }: { summary: SpanSummary; detail: SpanDetai
         {summary.fidelity !== "Recorded" && (
           <>
             <dt>In this fork</dt>
-            <dd>{FIDELITY_WORD[summary.fidelity]}</dd>
+            <dd>{fate(summary)}</dd>
           </>
         )}
         <dt>Duration</dt>

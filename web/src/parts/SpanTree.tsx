@@ -3,7 +3,7 @@ import { useEffect, useMemo, useRef } from "react";
 import type { SpanSummary } from "../lib/api";
 import { duration } from "../lib/format";
 import { depths } from "../lib/timeline";
-import { FIDELITY_WORD, KindMark, StatusMark } from "./kinds";
+import { fate, KindMark, StatusMark } from "./kinds";
 
 const ROW = 28;
 
@@ -39,7 +39,7 @@ export function SpanTree({ spans, step, matches, onStep }: { spans: SpanSummary[
               <span className="name" style={{ paddingLeft: (indents[row.index] ?? 0) * 14 }}>
                 {span.name}
               </span>
-              {changed ? <span className={`chip${span.blocked ? " blocked" : ""}`}>{span.blocked?.reason ?? FIDELITY_WORD[span.fidelity]}</span> : <span className="dim">{duration(span.ended == null ? null : span.ended - span.started)}</span>}
+              {changed ? <span className={`chip${span.blocked ? " blocked" : ""}`}>{span.blocked?.reason ?? fate(span)}</span> : <span className="dim">{duration(span.ended == null ? null : span.ended - span.started)}</span>}
               <StatusMark status={span.status} word={false} />
             </button>
           );

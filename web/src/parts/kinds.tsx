@@ -74,3 +74,9 @@ export const FIDELITY_WORD: Record<Fidelity, string> = {
   Blocked: "blocked",
   Skipped: "not reached",
 };
+
+/** What a fork made of a step; in a check of a run, whether it gave what it gave when recorded. */
+export function fate({ fidelity, reproduced }: { fidelity: Fidelity; reproduced?: boolean | null }) {
+  if (reproduced == null) return FIDELITY_WORD[fidelity];
+  return reproduced ? "identical" : "differs";
+}

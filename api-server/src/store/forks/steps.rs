@@ -58,8 +58,7 @@ pub async fn end(client: &impl GenericClient, uid: Uuid, span: &Span, result: &E
     write_results(client, uid, &[(span, result.clone())]).await?;
     leave_out(client, uid, &result.left_out, result.opening.started).await?;
     if let Some(key) = result.cache_key.filter(|_| result.fidelity == Fidelity::Reexecuted && result.closing.output.is_some()) {
-        let sql =
-            "INSERT INTO results (ns, key, rid, span_id) SELECT ns, $2::bytea, fork_rid, $3::text FROM forks WHERE uid = $1 ON CONFLICT DO NOTHING";
+        let sql = "INSERT INTO results (ns, key, rid, span_id) SELECT ns, $2::bytea, fork_rid, $3::text FROM forks WHERE uid = $1 ON CONFLICT DO NOTHING";
         client.execute(sql, &[&uid, &key.as_bytes(), &span.id]).await?;
     }
     Ok(())

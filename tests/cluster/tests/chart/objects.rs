@@ -158,3 +158,31 @@ fn monitors_exist_only_when_asked_for() {
         assert!(serves, "no Service with a port {port} is selected by the monitor {name}");
     }
 }
+
+#[test]
+fn endpoints_reach_the_api_server_as_a_file_and_their_keys_as_files_of_their_own() {
+    let endpoints = json!({
+        "staging": {"url": "https://models.example/v1", "existingSecret": {"name": "keys", "key": "staging"}, "models": ["m-1"], "timeoutSeconds": 30},
+        "open": {"url": "http://models.local/v1"},
+    });
+    let objects = rendered(&[&format!("models.endpoints={endpoints}")]);
+    let told: Value =
+        serde_json::from_str(find(&objects, "ConfigMap", "replayfork-endpoints")["data"]["endpoints.json"].as_str().unwrap()).unwrap();
+    let key_file = "/etc/replayfork/endpoints/keys/staging";
+    assert_eq!(told["staging"], json!({"url": "https://models.example/v1", "keyFile": key_file, "models": ["m-1"], "timeoutSeconds": 30}));
+    assert_eq!(told["open"], json!({"url": "http://models.local/v1"}));
+    assert_eq!(env(&objects, "replayfork-api-server", "REPLAYFORK_ENDPOINTS_FILE").unwrap(), "/etc/replayfork/endpoints/endpoints.json");
+    let pod = pod(&objects, "replayfork-api-server");
+    let sources = pod["volumes"].as_array().unwrap().iter().find(|v| v["name"] == "endpoints").unwrap()["projected"]["sources"].clone();
+    let key = json!({"secret": {"name": "keys", "items": [{"key": "staging", "path": "keys/staging"}]}});
+    assert_eq!(sources, json!([{"configMap": {"name": "replayfork-endpoints"}}, key]));
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|m| m["name"] == "endpoints" && m["mountPath"] == "/etc/replayfork/endpoints"), "{mounts:?}");
+    // Another file is another pod, since it is read at the start.
+    let sum =
+        |objects: &[Value]| find(objects, "Deployment", "replayfork-api-server")["spec"]["template"]["metadata"]["annotations"].clone();
+    assert!(sum(&objects)["replayfork.dev/endpoints-checksum"].is_string());
+    let none = rendered(&[]);
+    assert!(maybe(&none, "ConfigMap", "replayfork-endpoints").is_none() && sum(&none).is_null());
+    assert!(env(&none, "replayfork-api-server", "REPLAYFORK_ENDPOINTS_FILE").is_none());
+}

@@ -30,6 +30,10 @@ fn mistakes_in_values_are_refused_by_name() {
         ("namespaces=[\"Agents\"]", "namespaces"),
         ("viewer.url=replay.example", "url"),
         ("log.format=yaml", "format"),
+        ("limits.contentBytes=12", "contentBytes"),
+        ("models.endpoints={\"a\": {\"url\": \"models.example\"}}", "url"),
+        ("models.endpoints={\"a\": {\"url\": \"http://m/v1\", \"key\": \"sk-1\"}}", "key"),
+        ("models.endpoints={\"A b\": {\"url\": \"http://m/v1\"}}", "A b"),
     ] {
         let words = refused(&[DATABASE, setting]);
         assert!(words.contains(place), "{setting}: {words}");

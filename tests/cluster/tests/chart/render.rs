@@ -23,7 +23,10 @@ pub fn template(settings: &[&str], kubernetes: &str) -> Output {
     let mut arguments = vec!["template", "my-release", chart.to_str().unwrap(), "--namespace", "rf", "--kube-version", kubernetes];
     for setting in settings {
         // `--set-json` keeps null, numbers and lists what they are.
-        arguments.extend([if setting.contains("=null") || setting.contains("=[") { "--set-json" } else { "--set" }, setting]);
+        arguments.extend([
+            if ["=null", "=[", "={\""].iter().any(|literal| setting.contains(literal)) { "--set-json" } else { "--set" },
+            setting,
+        ]);
     }
     helm(&arguments)
 }

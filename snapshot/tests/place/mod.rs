@@ -1,0 +1,32 @@
+//! A workspace and a store beside it.
+
+use std::fs;
+
+use replayfork_core::model::SnapshotRef;
+use replayfork_snapshot::{Capturer, LocalStore, Nodes, restore};
+
+pub struct Place {
+    pub _temporary: tempfile::TempDir,
+    pub work: std::path::PathBuf,
+    pub store: LocalStore,
+    pub nodes: Nodes,
+    pub capturer: Capturer,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let work = temporary.path().join("work");
+        fs::create_dir(&work).unwrap();
+        let store = LocalStore::open(&temporary.path().join("store")).unwrap();
+        Self { capturer: Capturer::new(&work), work, store, nodes: Nodes::default(), _temporary: temporary }
+    }
+
+    pub fn capture(&mut self) -> SnapshotRef {
+        self.capturer.capture(&mut |pack| self.store.put_pack(&pack).map(drop)).unwrap().snapshot
+    }
+
+    pub fn restore(&mut self, current: Option<&SnapshotRef>, target: &SnapshotRef) {
+        restore(&self.work, &mut self.nodes, &mut self.store, current.map(|s| &s.node), &target.node).unwrap();
+    }
+}
