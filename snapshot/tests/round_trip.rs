@@ -9,9 +9,7 @@ use std::path::Path;
 use place::Place;
 use proptest::prelude::*;
 use replayfork_core::footprint::Pattern;
-use replayfork_snapshot::{
-    Blobs, Capturer, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, replay_paths, restore,
-};
+use replayfork_snapshot::{Blobs, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, replay_paths, restore};
 
 fn list(root: &Path) -> Vec<String> {
     fn walk(at: &Path, root: &Path, out: &mut Vec<String>) {

@@ -64,8 +64,11 @@ fn serve(place: &Place) -> Result<()> {
     })
 }
 
-fn endpoint(name: &str) -> Value {
-    json!({"model": {"mode": "Endpoint", "endpoint": name}})
+/// Another prompt for the last step, and further patches, answered by this endpoint.
+fn brief(name: &str, more: Value, endpoint: &str) -> String {
+    let mut edits = vec![json!({"type": "PromptEdit", "span": "summarize", "prompt": {"system": "be brief"}})];
+    edits.extend(more.as_array().cloned().unwrap_or_default());
+    manifest(name, AGENT, "summarize", json!(edits), json!({"model": {"mode": "Endpoint", "endpoint": endpoint}}))
 }
 
 /// The calls that the service has seen.
@@ -79,12 +82,7 @@ fn closing(fork: &Fork, span: &str) -> Result<Value> {
 }
 
 fn asks(place: &Place) -> Result<()> {
-    let brief = |name: &str, more: Value| {
-        let mut edits = vec![json!({"type": "PromptEdit", "span": "summarize", "prompt": {"system": "be brief"}})];
-        edits.extend(more.as_array().cloned().unwrap_or_default());
-        move |endpoint: Value| manifest(name, AGENT, "summarize", json!(edits), endpoint)
-    };
-    let whole = brief("whole", json!([]))(endpoint("staging"));
+    let whole = brief("whole", json!([]), "staging");
     let plan = place.plan(&whole)?;
     let fork = place.fork(&whole)?;
     fork.succeeds()?;
@@ -100,7 +98,7 @@ fn asks(place: &Place) -> Result<()> {
     ensure!(!pod.contains(KEY) && !pod.contains("models.") && !pod.contains("staging-models"), "{pod}");
 
     let stream = json!([{"type": "ModelConfigEdit", "span": "summarize", "modelConfig": {"parameters": {"stream": true}}}]);
-    let streamed = place.fork(&brief("streamed", stream)(endpoint("staging")))?;
+    let streamed = place.fork(&brief("streamed", stream, "staging"))?;
     streamed.succeeds()?;
     let again = closing(&streamed, "summarize")?;
     ensure!(again["output"]["text"] == said["output"]["text"] && again["input_tokens"] == 11, "{again}");
@@ -114,13 +112,13 @@ fn asks(place: &Place) -> Result<()> {
         ("no-key", json!([]), "keyless", "401 Unauthorized: {\"error\": {\"message\": \"wrong key\"}}"),
         ("nobody", json!([]), "gone", "endpoint \"gone\": it can't be reached"),
     ] {
-        let fork = place.fork(&brief(name, more)(endpoint(at)))?;
+        let fork = place.fork(&brief(name, more, at))?;
         fork.succeeds()?;
         let said = closing(&fork, "summarize")?;
         ensure!(said["status"] == "Failed" && said["error"].as_str().unwrap_or_default().contains(says), "{name}: {said}");
     }
     for (name, at) in [("unknown", "nowhere"), ("of-others", "others")] {
-        let refused = place.fork(&brief(name, json!([]))(endpoint(at)))?.ends_as("SpecInvalid")?;
+        let refused = place.fork(&brief(name, json!([]), at))?.ends_as("SpecInvalid")?;
         let says = format!("no endpoint {at:?} for namespace {:?}; it has: gone, keyless, staging", place.namespace);
         ensure!(refused.message.contains(&says), "{}", refused.message);
     }
