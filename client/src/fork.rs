@@ -256,6 +256,35 @@ pub struct EndSpan {
     pub left_out: Vec<String>,
 }
 
+impl EndSpan {
+    /// A result without an execution, and without a workspace.
+    pub fn new(fidelity: Fidelity, opening: Opening, closing: Closing) -> Self {
+        Self {
+            fidelity,
+            opening,
+            closing,
+            snapshot_before: None,
+            snapshot_after: None,
+            input_digest: None,
+            cache_key: None,
+            left_out: Vec::new(),
+        }
+    }
+
+    /// No result: the step was not reached, or is part of one that has another result now.
+    pub fn skipped(span: &Span, now: i64) -> Self {
+        let opening = Opening { started: now, ..span.opening.clone() };
+        Self::new(Fidelity::Skipped, opening, Closing::new(now, Status::Skipped, None))
+    }
+
+    /// What a check can't run stays as recorded, with why.
+    pub fn not_executable(span: &Span, blocked: Vec<Blocked>) -> Self {
+        let recorded = span.closing.clone().unwrap_or_else(|| Closing::new(span.opening.started, span.status(), None));
+        let end = Self::new(Fidelity::Recorded, span.opening.clone(), Closing { blocked, ..recorded });
+        Self { snapshot_before: span.snapshot_before, snapshot_after: span.snapshot_after, ..end }
+    }
+}
+
 /// `GET /sandbox/v1/forks/{uid}/results/{key}`: a result that another fork left, which this fork then depends on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CachedResult {

@@ -193,7 +193,10 @@ impl Walk<'_> {
             Step::Block { blocked, unknown } => self.block(index, blocked, unknown).await?,
             Step::Serve(execution, answer) => self.serve(index, before, &execution, &answer).await?,
             Step::Execute(execution) => return self.execute(index, before, &execution).await,
-            Step::NotExecutable(_) => self.reproducibility.not_executable += 1,
+            Step::NotExecutable(blocked) => {
+                self.end(index, &EndSpan::not_executable(&self.fork.source.spans[index], blocked)).await?;
+                self.reproducibility.not_executable += 1;
+            }
             Step::Inconsistent { message, .. } => {
                 return Ok(Some(End { reached: false, ..End::new(CloseReason::WorkspaceInconsistent, message) }));
             }
@@ -226,14 +229,10 @@ impl Walk<'_> {
     /// A result without an execution.
     fn end_of(&self, index: usize, fidelity: Fidelity, closing: Closing, states: Option<(SnapshotRef, SnapshotRef)>) -> EndSpan {
         EndSpan {
-            fidelity,
-            opening: self.opening(index),
-            closing,
             snapshot_before: states.map(|s| s.0),
             snapshot_after: states.map(|s| s.1),
-            input_digest: None,
-            cache_key: None,
             left_out: self.left_out(index),
+            ..EndSpan::new(fidelity, self.opening(index), closing)
         }
     }
 

@@ -25,6 +25,8 @@ pub struct ForkWorkspace {
     /// Recorded states whose blobs are at hand.
     fetched: HashSet<Digest>,
     start: Option<Digest>,
+    /// Packs of the empty workspace, which matters only to a run that recorded none.
+    unsent: Vec<PathBuf>,
     pub now: SnapshotRef,
 }
 
@@ -34,8 +36,14 @@ impl ForkWorkspace {
     pub fn open(api: Api, root: &Path, scratch: &Path) -> anyhow::Result<Self> {
         let mut store = LocalStore::open(&scratch.join("packs"))?;
         let mut capturer = Capturer::new(root);
-        let now = capturer.capture(&mut |pack| store.put_pack(&pack).map(drop)).context("the workspace can't be read")?.snapshot;
-        Ok(Self { api, root: root.to_owned(), store, nodes: Nodes::default(), capturer, fetched: HashSet::new(), start: None, now })
+        let mut unsent = Vec::new();
+        let captured = capturer.capture(&mut |pack| {
+            unsent.push(store.put_pack(&pack)?);
+            Ok(())
+        });
+        let now = captured.context("the workspace can't be read")?.snapshot;
+        let nodes = Nodes::default();
+        Ok(Self { api, root: root.to_owned(), store, nodes, capturer, fetched: HashSet::new(), start: None, unsent, now })
     }
 
     /// Makes the workspace equal a recorded state.
@@ -49,6 +57,7 @@ impl ForkWorkspace {
         let known = reachable(&mut self.nodes, &mut self.store, &state.node, None)?;
         self.capturer.assume_known(known);
         self.start = Some(state.node);
+        self.unsent.clear();
         self.capture().await?;
         anyhow::ensure!(
             self.now.content == state.content,
@@ -77,7 +86,7 @@ impl ForkWorkspace {
     /// # Errors
     /// What the api-server or the file system says.
     pub async fn capture(&mut self) -> anyhow::Result<Vec<String>> {
-        let mut packs = Vec::new();
+        let mut packs = std::mem::take(&mut self.unsent);
         let store = &mut self.store;
         let captured = self.capturer.capture(&mut |pack| {
             packs.push(store.put_pack(&pack)?);

@@ -6,7 +6,7 @@ use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
 use replayfork_core::fork::DeletionPolicy;
-use replayfork_core::model::{Closing, Fidelity, Opening, SpanKind, Status};
+use replayfork_core::model::{Closing, Fidelity, SpanKind, Status};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -123,20 +123,7 @@ async fn skip_unreached(
     let results: Vec<_> = spans
         .iter()
         .filter(|span| unreached.contains(span.id.as_str()))
-        .map(|span| {
-            let opening = Opening { started: now, ..span.opening.clone() };
-            let end = EndSpan {
-                fidelity: Fidelity::Skipped,
-                opening,
-                closing: closing.clone(),
-                snapshot_before: None,
-                snapshot_after: None,
-                input_digest: None,
-                cache_key: None,
-                left_out: Vec::new(),
-            };
-            (span, end)
-        })
+        .map(|span| (span, EndSpan { closing: closing.clone(), ..EndSpan::skipped(span, now) }))
         .collect();
     write_results(client, uid, &results).await
 }

@@ -1,13 +1,13 @@
 //! Registering: a spec becomes a plan, a pinned source and a run of its own, or a refusal that stands.
 
 use deadpool_postgres::GenericClient;
-use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork};
+use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork, Reproducibility};
 use replayfork_client::read::ForkedFrom;
 use replayfork_core::Digest;
 use replayfork_core::contract::patched_opening;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::fork::ForkSpec;
-use replayfork_core::model::{Closing, Fidelity, Opening, Status, Verdict};
+use replayfork_core::model::{Closing, Fidelity, Status, Verdict};
 use replayfork_core::plan::{Mark, Plan, Prepared};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -117,6 +117,9 @@ pub async fn register(
         };
         let mut end = CloseFork::new(reason, message);
         end.warnings = plan.warnings.clone();
+        if plan.check {
+            end.reproducibility = Some(Reproducibility { not_executable: plan.counts.will_block, ..Reproducibility::default() });
+        }
         close(client, uid, &end, now).await?;
     }
     get(client, uid).await
@@ -223,9 +226,13 @@ async fn take_over(client: &impl GenericClient, parent: i64, fork: i64) -> ApiRe
 async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, fork: &Prepared<'_>, plan: &Plan, now: i64) -> ApiResult<()> {
     let source = fork.source;
     let mut results = Vec::new();
-    for planned in plan.spans.iter().filter(|_| !plan.check) {
+    for planned in &plan.spans {
         let Some(index) = source.index(&planned.id) else { continue };
         let record = &source.spans[index];
+        if plan.check {
+            results.push((record, EndSpan::not_executable(record, planned.blocked.clone())));
+            continue;
+        }
         let mut closing = Closing { verdict: record.verdict(), ..Closing::new(now, Status::Completed, None) };
         let unknown = || fork.may_write(index).iter().map(Pattern::declared).collect();
         let fidelity = match planned.mark {
@@ -250,30 +257,12 @@ async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, fork: &P
         } else {
             (None, None)
         };
-        let end = EndSpan {
-            fidelity,
-            opening: patched_opening(source, &fork.patches, index, now),
-            closing,
-            snapshot_before: states.0,
-            snapshot_after: states.1,
-            input_digest: None,
-            cache_key: None,
-            left_out: Vec::new(),
-        };
+        let end = EndSpan::new(fidelity, patched_opening(source, &fork.patches, index, now), closing);
+        let end = EndSpan { snapshot_before: states.0, snapshot_after: states.1, ..end };
         results.push((record, end));
         for &inner in source.inner(index) {
             let span = &source.spans[inner];
-            let end = EndSpan {
-                fidelity: Fidelity::Skipped,
-                opening: Opening { started: now, ..span.opening.clone() },
-                closing: Closing::new(now, Status::Skipped, None),
-                snapshot_before: None,
-                snapshot_after: None,
-                input_digest: None,
-                cache_key: None,
-                left_out: Vec::new(),
-            };
-            results.push((span, end));
+            results.push((span, EndSpan::skipped(span, now)));
         }
     }
     if results.is_empty() { Ok(()) } else { write_results(client, uid, &results).await }

@@ -4,7 +4,7 @@ use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BeginSpan, CachedResult, EndSpan, ModelAnswered, ReusedSnapshots};
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
-use replayfork_core::model::{Closing, Fidelity, Opening, Span, Status};
+use replayfork_core::model::{Fidelity, Span, Status};
 use uuid::Uuid;
 
 use super::Claimed;
@@ -75,22 +75,7 @@ async fn leave_out(client: &impl GenericClient, uid: Uuid, ids: &[String], now: 
     for id in ids {
         inner.push(spans::one(client, &found, id).await?.0);
     }
-    let results: Vec<_> = inner
-        .iter()
-        .map(|span| {
-            let result = EndSpan {
-                fidelity: Fidelity::Skipped,
-                opening: Opening { started: now, ..span.opening.clone() },
-                closing: Closing::new(now, Status::Skipped, None),
-                snapshot_before: None,
-                snapshot_after: None,
-                input_digest: None,
-                cache_key: None,
-                left_out: Vec::new(),
-            };
-            (span, result)
-        })
-        .collect();
+    let results: Vec<_> = inner.iter().map(|span| (span, EndSpan::skipped(span, now))).collect();
     write_results(client, uid, &results).await
 }
 
