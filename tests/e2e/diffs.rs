@@ -1,7 +1,6 @@
 //! Diffs of runs that are no forks of each other, and what a run's record says of its failures.
 
 use anyhow::{Context, Result, ensure};
-use replayfork_test_cluster::command::output;
 use replayfork_tests::place::{AGENT, Place};
 use serde_json::{Value, json};
 
@@ -51,7 +50,7 @@ fn e2e_unrelated_runs_are_aligned_step_by_step(place: &Place) -> Result<()> {
     // The other way round the same pairs, and in a terminal's words.
     let back: Value = place.replay(&["diff", "tuesday", "monday"])?;
     ensure!(back["diff"]["counts"] == json!({"same": 3, "changed": 1, "only_a": 1, "only_b": 0}), "{}", back["diff"]["counts"]);
-    let told = output(&mut place.kubectl(["replay", "diff", "monday", "tuesday"]))?;
+    let told = place.told(&["diff", "monday", "tuesday"])?;
     for line in [
         "monday → tuesday",
         "steps             3 the same, 1 changed, 1 only in tuesday, aligned",
@@ -72,7 +71,7 @@ fn e2e_a_run_says_what_it_failed_of_and_because_of_what(place: &Place) -> Result
     let found: Value = place.replay(&["forensics", &run])?;
     ensure!(found["first_failed"]["name"] == "test_before" && found["root_cause"]["name"] == "test_validate", "{found}");
     ensure!(found["failed"] == 2 && found["blocked"] == 0 && found["path"].as_array().is_some_and(|p| p.len() == 1), "{found}");
-    let shown = output(&mut place.kubectl(["replay", "show", AGENT]))?;
+    let shown = place.told(&["show", AGENT])?;
     ensure!(shown.contains("`test_validate` failed (exit code 1"), "{shown}");
 
     let fork = place.fork(&place.example("passing-test")?)?;
@@ -83,7 +82,7 @@ fn e2e_a_run_says_what_it_failed_of_and_because_of_what(place: &Place) -> Result
         groups.iter().flat_map(|g| g["spans"].as_array().into_iter().flatten()).filter_map(|s| s["span"]["name"].as_str()).collect();
     ensure!(groups.len() == 1 && groups[0]["root"]["name"] == "gen_fix" && groups[0]["reasons"][0]["reason"] == "ModelBlocked", "{found}");
     ensure!(waiting == ["apply_fix", "test_validate", "lint", "summarize"], "{waiting:?}");
-    let told = output(&mut place.kubectl(["replay", "forensics", &fork.run()?]))?;
+    let told = place.told(&["forensics", &fork.run()?])?;
     ensure!(told.contains("gen_fix") && told.contains("ModelBlocked") && told.contains("because of it (UpstreamBlocked)"), "{told}");
     Ok(())
 }

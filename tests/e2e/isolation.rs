@@ -237,7 +237,8 @@ fn e2e_fork_under_gvisor_gives_the_same_result(place: &Place) -> Result<()> {
     place.record()?;
     let patches = || json!([{"type": "EnvVarOverride", "env": [{"name": "AUTH_POOL_TIMEOUT", "value": "0.05"}]}, script("lint", "cat /proc/version >&2; python3 lint.py auth; echo done >> marker")]);
     let plain = place.fork(&manifest("under-runc", AGENT, "test_validate", patches(), json!({})))?;
-    let more = json!({"sandbox": {"runtimeClassName": "gvisor"}});
+    // Executed there, too.
+    let more = json!({"sandbox": {"runtimeClassName": "gvisor"}, "reuse": {"resultCache": false}});
     let gvisor = place.fork(&manifest("under-gvisor", AGENT, "test_validate", patches(), more))?;
     plain.succeeds()?;
     gvisor.succeeds()?;

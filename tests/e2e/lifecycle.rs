@@ -113,9 +113,9 @@ fn e2e_cancel_stops_the_step_and_keeps_what_is_finished(place: &Place) -> Result
     ensure!(said.contains("not reached") && said.contains("Canceled"), "the step says {said:?}");
     let shown: Value = place.replay(&["show", &fork.run()?])?;
     ensure!(shown["run"]["fork_end"]["reason"] == "Canceled" && shown["run"]["outcome"].is_null(), "the run says {}", shown["run"]);
-    let listed = output(&mut place.world.kube.kubectl(["replay", "runs", "-n", &place.namespace]))?;
+    let listed = place.told(&["runs"])?;
     ensure!(listed.lines().any(|l| l.starts_with("canceled ") && l.contains("✗ Canceled")), "the list says\n{listed}");
-    let table = output(&mut place.world.kube.kubectl(["replay", "show", &fork.run()?, "-n", &place.namespace]))?;
+    let table = place.told(&["show", &fork.run()?])?;
     ensure!(table.contains("ended as Canceled: ") && table.contains("not reached"), "the table says\n{table}");
     let diff: Value = place.replay(&["diff", &fork.name])?;
     let summary = diff["summary"].as_str().unwrap_or_default();

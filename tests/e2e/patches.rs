@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, ensure};
 use replayfork_core::model::{Fidelity, Status};
 use replayfork_core::reason::Cause;
-use replayfork_test_cluster::command::output;
 use replayfork_tests::fork::{Fork, manifest, script};
 use replayfork_tests::place::{AGENT, Place};
 use serde_json::{Value, json};
@@ -139,7 +138,7 @@ fn e2e_fork_without_patches_checks_whether_the_run_can_be_reproduced(place: &Pla
     let closing = place.span(&fork.run()?, "test_before")?.span.closing.context("no closing")?;
     ensure!(closing.reproduced == Some(true), "{closing:?}");
     // What a person reads.
-    let report = output(&mut place.world.kube.kubectl(["replay", "show", &fork.run()?, "-n", &place.namespace]))?;
+    let report = place.told(&["show", &fork.run()?])?;
     ensure!(report.contains("a check: 5 identical, 0 different, 3 not executable"), "{report}");
     let line = |span: &str| report.lines().find(|l| l.contains(&format!(" {span} "))).unwrap_or_default().to_owned();
     ensure!(line("test_before").contains("identical") && line("gen_fix").contains("not executable"), "{report}");

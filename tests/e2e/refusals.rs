@@ -91,7 +91,29 @@ fn e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply(place: &Place) -> Result
     refused(&with(json!({"type": "NoSuchOverride"})), &["spec.patches[0].type", "NoSuchOverride", "EnvVarOverride"])?;
     refused(&with(json!({"type": "EnvVarOverride", "env": [{"name": "1A"}]})), &["spec.patches[0].env[0].name", "1A"])?;
     refused(&with(json!({"type": "CommandOverride", "command": {"script": "true", "reads": ["a"]}})), &["reads and writes together"])?;
-    refused(&manifest("wrong", AGENT, "lint", json!([]), json!({})), &["spec.patches"])?;
+    let many = manifest("wrong", AGENT, "lint", json!(vec![environment()[0].clone(); 65]), json!({}));
+    refused(&many, &["spec.patches", "at most 64 items"])?;
+    for (patch, says) in [
+        (
+            json!({"type": "FileContentOverride", "files": [{"path": "a", "content": "b", "contentFrom": {"digest": "c"}}]}),
+            "either content or contentFrom",
+        ),
+        (json!({"type": "ToolOutputOverride", "output": {"exitCode": 1}}), "either text or contentFrom"),
+        (
+            json!({"type": "PromptEdit", "prompt": {"system": "a", "messages": []}}),
+            "exactly one of system, message, messages and contentFrom",
+        ),
+        (json!({"type": "SnapshotOverride", "files": [{"path": "a", "content": "b"}]}), "snapshot for SnapshotOverride"),
+    ] {
+        refused(&with(patch), &[says])?;
+    }
+    for (model, says) in [
+        (json!({"mode": "Endpoint"}), "model.endpoint belongs to mode Endpoint"),
+        (json!({"mode": "Blocked", "command": {"argv": ["model"]}}), "model.command belongs to mode Command"),
+        (json!({"mode": "Recorded", "fixtures": {}}), "either inline or contentFrom"),
+    ] {
+        refused(&manifest("wrong", AGENT, "lint", environment(), json!({"model": model})), &[says])?;
+    }
     let misspelt = manifest("wrong", AGENT, "lint", environment(), json!({"modell": {}}));
     refused(&misspelt, &["unknown field \"spec.modell\""])?;
     let sandbox = |sandbox: Value| manifest("wrong", AGENT, "lint", environment(), json!({"sandbox": sandbox}));

@@ -85,6 +85,15 @@ impl Place<'_> {
         serde_json::from_str(&feed(&mut kubectl, input)?).context("kubectl replay prints no such JSON")
     }
 
+    /// What `kubectl replay …` says to a person.
+    ///
+    /// # Errors
+    /// What it complains about.
+    pub fn told(&self, arguments: &[&str]) -> Result<String> {
+        // A plugin's flags come after its name.
+        output(self.world.kube.kubectl(["replay"]).args(arguments).args(["-n", &self.namespace]))
+    }
+
     /// A span of a run, whole.
     ///
     /// # Errors

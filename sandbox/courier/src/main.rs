@@ -182,8 +182,10 @@ async fn attempt(
     let mut workspace = ForkWorkspace::open(api.clone(), &args.workspace, &args.scratch_dir)?;
     let waiting = policy::holds(args.api_address, args.kubernetes_host.clone(), args.kubernetes_port);
     let isolation = tokio::spawn(async move { (waiting.await, started.elapsed()) });
-    if let Some(start) = source.start_state(fork.first) {
-        workspace.start_from(&start).await?;
+    match source.start_state(fork.first) {
+        Some(start) => workspace.start_from(&start).await?,
+        // It starts empty, and that is sent.
+        None => drop(workspace.capture().await?),
     }
     let restored = started.elapsed();
     let (isolated, policy) = isolation.await?;
