@@ -254,7 +254,7 @@ pub struct RetrievalPatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotPatch {
-    /// Content digest of a workspace that a run of the namespace was recorded with; `kubectl replay show RUN -o json` has them.
+    /// Content digest of a workspace that a run of the namespace was recorded with; `kubectl replay show RUN SPAN -o json` has those around a span.
     #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
     pub digest: String,
 }

@@ -49,7 +49,7 @@ impl<'a> Prepared<'a> {
         for (target, snapshot) in &fork.patches.snapshot {
             if snapshot.fact.is_none() {
                 let message = format!(
-                    "SnapshotOverride of {:?}: no run of this namespace was recorded with a workspace whose content digest is {}; `kubectl replay show RUN -o json` lists those of a run",
+                    "SnapshotOverride of {:?}: no run of this namespace was recorded with a workspace whose content digest is {}; `kubectl replay show RUN SPAN -o json` has those around a span",
                     source.spans[*target].opening.name, snapshot.content
                 );
                 return Err(Refused::PatchRefused { field: "spec.patches".into(), message });

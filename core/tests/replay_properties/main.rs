@@ -3,6 +3,8 @@
 //!
 //! `REPLAYFORK_PROPERTY_CASES` sets the number of cases.
 
+#[path = "../common/memory.rs"]
+mod memory;
 mod product;
 mod reference;
 mod world;

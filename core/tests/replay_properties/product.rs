@@ -6,46 +6,18 @@ use proptest::prelude::*;
 use replayfork_core::Digest;
 use replayfork_core::binding::SpanValue;
 use replayfork_core::contract::{Action, Contract, executed, patched_opening};
-use replayfork_core::digest::Hasher;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::model::{Closing, Fidelity, Output, SnapshotRef, Span, Status};
 use replayfork_core::plan::Prepared;
-use replayfork_core::replay::{Execution, Replay, Step, Workspace, WorkspaceChange};
+use replayfork_core::replay::{Execution, Replay, Step, WorkspaceChange};
 use replayfork_core::source::Source;
 
+use crate::memory::Memory;
 use crate::reference::{End, seen};
-use crate::world::{Files, PATHS, Reach, States, changes, covered, perform, set, value};
+use crate::world::{PATHS, Reach, States, changes, covered, perform, set, value};
 
 /// Results of other forks.
 pub type Cache = BTreeMap<Digest, (Status, Output, BTreeMap<String, Option<String>>)>;
-
-pub struct Memory {
-    pub states: States,
-    pub files: Files,
-}
-
-fn content(files: &Files, patterns: &[Pattern]) -> Digest {
-    let mut hasher = Hasher::new("footprint");
-    for pattern in patterns {
-        hasher.add("pattern", pattern.to_string().as_bytes());
-        for (path, content) in files.iter().filter(|(p, _)| pattern.covers(&Pattern::Path((*p).clone()))) {
-            hasher.add(path, content.as_bytes());
-        }
-    }
-    hasher.finish()
-}
-
-impl Workspace for Memory {
-    type Error = std::convert::Infallible;
-
-    fn now(&mut self, patterns: &[Pattern]) -> Result<Digest, Self::Error> {
-        Ok(content(&self.files, patterns))
-    }
-
-    fn recorded(&mut self, snapshot: &SnapshotRef, patterns: &[Pattern]) -> Result<Digest, Self::Error> {
-        Ok(content(&self.states.0[&snapshot.content], patterns))
-    }
-}
 
 /// What came of a fork, besides its end.
 #[derive(Default)]
@@ -263,7 +235,7 @@ fn store(
         opening = executed(opening, &execution.rendered);
     }
     let after = memory.states.record(&memory.files.clone());
-    let sees = record.opening.sees_workspace() && !(fidelity == Fidelity::Overridden && !source.shows_changes(n));
+    let sees = record.opening.sees_workspace() && (fidelity != Fidelity::Overridden || source.shows_changes(n));
     let unknown = if fidelity == Fidelity::Overridden && !source.shows_changes(n) {
         fork.may_write(n).iter().map(Pattern::declared).collect()
     } else {

@@ -1,22 +1,21 @@
 //! A small world: random runs, recorded as a recorder would, and the physics by which its commands work.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use replayfork_core::Digest;
 use replayfork_core::binding::SpanValue;
 use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::contract::{Action, Contract, action};
 use replayfork_core::digest::Hasher;
 use replayfork_core::footprint::{Footprint, Pattern};
 use replayfork_core::model::{
-    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, SnapshotRef, Span, SpanKind,
-    Status, Verdict, WorkspaceAccess,
+    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
+    WorkspaceAccess,
 };
 use replayfork_core::source::Source;
 use serde_json::{Value, json};
 
-pub type Files = BTreeMap<String, String>;
+pub use crate::memory::{Files, States, changes, set};
 
 /// The last ones are declared by nobody.
 pub const PATHS: [&str; 9] = ["f0", "f1", "f2", "d/f3", "d/f4", "e/f5", "stray", "d/other", "e/other"];
@@ -84,34 +83,6 @@ pub fn short(parts: &[&str]) -> String {
 pub struct Reach<'a> {
     pub sees: &'a [Pattern],
     pub writes: &'a [Pattern],
-}
-
-/// Every workspace state that was recorded, by digest.
-#[derive(Clone, Default)]
-pub struct States(pub BTreeMap<Digest, Files>);
-
-impl States {
-    pub fn record(&mut self, files: &Files) -> SnapshotRef {
-        let digest = Digest::of_json(&json!(files));
-        self.0.insert(digest, files.clone());
-        SnapshotRef { content: digest, node: digest }
-    }
-
-    pub fn diff(&self, a: &SnapshotRef, b: &SnapshotRef) -> Vec<String> {
-        changes(&self.0[&a.content], &self.0[&b.content])
-    }
-}
-
-pub fn changes(a: &Files, b: &Files) -> Vec<String> {
-    let paths: BTreeSet<_> = a.keys().chain(b.keys()).collect();
-    paths.into_iter().filter(|p| a.get(*p) != b.get(*p)).cloned().collect()
-}
-
-pub fn set(files: &mut Files, path: &str, content: Option<&String>) {
-    match content {
-        Some(content) => drop(files.insert(path.to_owned(), content.clone())),
-        None => drop(files.remove(path)),
-    }
 }
 
 pub fn covered(patterns: &[Pattern], path: &str) -> bool {

@@ -1574,7 +1574,7 @@ export interface components {
             changed?: string[] | null;
         };
         SnapshotPatch: {
-            /** @description Content digest of a workspace that a run of the namespace was recorded with; `kubectl replay show RUN -o json` has them. */
+            /** @description Content digest of a workspace that a run of the namespace was recorded with; `kubectl replay show RUN SPAN -o json` has those around a span. */
             digest: string;
         };
         /** @description A workspace state: `content` says what it is, `node` is the stored tree, modification times included. */
