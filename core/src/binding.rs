@@ -276,8 +276,15 @@ pub fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(harmless) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
+/// A value as text: what came out of JSON is written as JSON.
 fn text(value: &Value) -> String {
-    value.to_string()
+    let json = match value.kind() {
+        ValueKind::Bool | ValueKind::None | ValueKind::Map => true,
+        ValueKind::Seq => value.downcast_object_ref::<Words>().is_none(),
+        _ => false,
+    };
+    let written = json.then(|| serde_json::to_string(value).ok()).flatten();
+    written.unwrap_or_else(|| value.to_string())
 }
 
 /// What a template says is what is rendered: a final newline too.
@@ -291,6 +298,7 @@ fn environment() -> Environment<'static> {
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_syntax(syntax());
     env.set_fuel(Some(FUEL));
+    env.set_formatter(|out, _, value| Ok(out.write_str(&text(value))?));
     env.add_filter("words", |v: Value| {
         let words = match v.kind() {
             ValueKind::Seq => v.try_iter()?.map(|w| text(&w)).collect(),
@@ -412,6 +420,9 @@ mod tests {
             ("run {{ tests | words }}", r"run test_a 'it'\''s' test_b"),
             ("{{ spans['s-1'].exit_code + 1 }}", "4"),
             ("{{ spans['s-1'].json.n[1] }}", "2.5"),
+            // As JSON, not as the template language writes them.
+            ("{{ spans['s-1'].json }} {{ spans['s-1'].json.n[2] }} {{ 1 == 1 }}", r#"{"n":[1,2.5,null]} null true"#),
+            ("{{ tests | lines }}", r#"["test_a  it's","test_b"]"#),
             ("{{ (tests | lines)[1] }}", "test_b"),
             ("{{ tests | trim | quote }}", "'test_a  it'\\''s\ntest_b'"),
             ("no holes, one newline\n", "no holes, one newline\n"),
