@@ -223,7 +223,7 @@ fn e2e_fork_of_an_imported_run_runs_commands_again_whose_inputs_nobody_knows(pla
     let patch = |text: &str| json!([{"type": "ToolOutputOverride", "span": "look", "output": {"text": text}}]);
     let same = manifest("same", &run, "look", patch("found nothing"), json!({}));
     ensure!(place.plan(&same)?.is_empty(), "a patch that changes nothing affects {:#?}", place.plan(&same)?.spans);
-    let other = manifest("other", &run, "look", patch("found something"), json!({}));
+    let other = manifest("other", &run, "look", patch("found something"), json!({"model": {"mode": "Recorded"}}));
     let plan = place.plan(&other)?;
     let causes = &plan.spans.iter().find(|s| s.name == "count").context("count is not affected")?.causes;
     ensure!(causes.contains(&Cause::DependencyUnknown), "count is affected by {causes:?}");
