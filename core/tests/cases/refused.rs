@@ -1,0 +1,1 @@
+//! What a fork refuses, and in which words.
