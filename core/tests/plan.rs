@@ -205,7 +205,7 @@ fn refusals_name_field_value_and_remedy() {
             "plan",
             json!([{"type": "CommandOverride", "command": {"script": "x"}}]),
             "spec.patches[0]",
-            vec!["CommandOverride", "PlannerStep", "ToolOutputOverride"],
+            vec!["CommandOverride", "PlannerStep", "use a patch on a span that reads its output"],
         ),
         ("gen_fix", output("x"), "spec.patches[0]", vec!["ToolOutputOverride", "LlmCall"]),
         ("lint", json!([env("A"), env("A")]), "spec.patches[1]", vec!["\"A\"", "twice"]),

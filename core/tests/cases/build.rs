@@ -94,6 +94,12 @@ impl Step {
         self
     }
 
+    /// It sees the workspace, whatever its kind says.
+    pub fn sees_files(mut self) -> Self {
+        self.opening.workspace = None;
+        self
+    }
+
     pub fn of_kind(mut self, kind: SpanKind) -> Self {
         self.opening.kind = kind;
         self

@@ -75,6 +75,7 @@ fn a_command_takes_the_place_of_an_inherited_output() {
 #[test]
 fn what_a_fork_left_blocked_stays_so_until_something_frees_it() {
     let run = run(&[("a", "0")])
+        .step("begin", sh("echo x").sees(&[], &[]))
         .step("ask", says(SpanKind::ToolCall, "yes"))
         .step("make", sh("put a {{ ask }}").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
         .step("use", sh("cat a").sees(&["a"], &[]))

@@ -125,13 +125,14 @@ fn another_image_runs_every_command_and_nothing_else() {
 #[test]
 fn a_step_without_a_recorded_result_runs_though_nothing_reaches_it() {
     let run = run(&[])
+        .step("begin", sh("echo x").sees(&[], &[]))
         .step("hung", sh("hang").sees_nothing())
         .step("lacks", sh("put b 1").sees(&[], &["b"]).without_snapshots())
-        .step("begin", sh("echo $V").env("V", "0").sees_nothing())
+        .step("end", sh("echo $V").env("V", "0").sees_nothing())
         .recorded();
-    run.fork("hung", json!([on("begin", env("V", "1"))])).tells(&[
+    run.fork("hung", json!([on("end", env("V", "1"))])).tells(&[
         "hung: will run (MissingReusableResult) -> ran",
         "lacks: will run (MissingReusableResult) -> ran",
-        "begin: will run (PatchedInput) -> ran",
+        "end: will run (PatchedInput) -> ran",
     ]);
 }
