@@ -213,7 +213,7 @@ fn refusals_name_field_value_and_remedy() {
             "lint",
             json!([{"type": "CommandOverride", "command": {"env": []}}, env("A")]),
             "spec.patches[1]",
-            vec!["EnvVarOverride", "CommandOverride.env"],
+            vec!["EnvVarOverride", "spec.patches[0], a CommandOverride", "the environment"],
         ),
         ("lint", json!([{"type": "CommandOverride", "command": {"script": "a", "argv": ["b"]}}]), "spec.patches[0]", vec!["not both"]),
         ("lint", json!([{"type": "EnvVarOverride", "output": {"text": ""}}]), "spec.patches[0]", vec!["`env`"]),

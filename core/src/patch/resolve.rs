@@ -93,14 +93,18 @@ impl Target<'_> {
     }
 
     fn same_field(&self, clashes: impl Fn(&Patch) -> bool) -> Refused {
+        self.both_change("the same field", clashes)
+    }
+
+    fn both_change(&self, field: &str, clashes: impl Fn(&Patch) -> bool) -> Refused {
         let kind = self.patch.r#type;
         let with = match self.earlier(clashes) {
-            Some((field, other)) if other == kind => format!("{field}, another {other:?},"),
-            Some((field, other @ PatchType::EnvVarOverride)) => format!("{field}, an {other:?},"),
-            Some((field, other)) => format!("{field}, a {other:?},"),
+            Some((at, other)) if other == kind => format!("{at}, another {other:?},"),
+            Some((at, other @ PatchType::EnvVarOverride)) => format!("{at}, an {other:?},"),
+            Some((at, other)) => format!("{at}, a {other:?},"),
             None => "an earlier patch".to_owned(),
         };
-        self.refuse(format!("{kind:?} and {with} both change the same field of {}; keep one of them", self.what()))
+        self.refuse(format!("{kind:?} and {with} both change {field} of {}; keep one of them", self.what()))
     }
 
     fn twice(&self, member: &str, thing: &str, name: &str, clashes: impl Fn(&Patch) -> bool) -> Refused {
@@ -185,7 +189,7 @@ impl Patches {
 
     fn add_env(&mut self, target: &Target<'_>) -> Result<(), Refused> {
         if self.command.get(&target.index).is_some_and(|c| c.env.is_some()) {
-            return Err(target.same_field(|p| p.command.as_ref().is_some_and(|c| c.env.is_some())));
+            return Err(target.both_change("the environment", |p| p.command.as_ref().is_some_and(|c| c.env.is_some())));
         }
         let set = self.env.entry(target.index).or_default();
         for var in target.patch.env.iter().flatten() {
@@ -217,7 +221,7 @@ impl Patches {
                 .map_err(|e| target.refuse_at("command", format!("{e}; name one of the workspace")))?;
         }
         if command.env.is_some() && self.env.contains_key(&target.index) {
-            return Err(target.same_field(|p| p.env.is_some()));
+            return Err(target.both_change("the environment", |p| p.env.is_some()));
         }
         if self.output.contains_key(&target.index) {
             return Err(target.same_field(gives_output));

@@ -90,17 +90,11 @@ fn an_overridden_output_frees_who_waits_for_it_and_keeps_its_recorded_files() {
         "tell: will be blocked (UpstreamOutputChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
     ]);
     run.fork("ask", json!([output("no"), on("make", output("done"))]))
-        .tells(&[
-            ASK,
-            "make: overridden (PatchedInput) -> overridden",
-            "tell: will run (UpstreamOutputChanged) -> ran",
-        ])
+        .tells(&[ASK, "make: overridden (PatchedInput) -> overridden", "tell: will run (UpstreamOutputChanged) -> ran"])
         .gives("tell", "done")
         .has("a", "yes");
     // A file that a patch gives on the same step stands.
-    run.fork("ask", json!([output("no"), on("make", output("done")), on("make", file("a", "mine"))]))
-        .has("a", "mine")
-        .gives("use", "mine");
+    run.fork("ask", json!([output("no"), on("make", output("done")), on("make", file("a", "mine"))])).has("a", "mine").gives("use", "mine");
 }
 
 #[test]
@@ -141,10 +135,7 @@ fn what_blocks_is_named_in_the_order_in_which_a_user_can_do_something() {
 
 #[test]
 fn the_network_that_a_step_needs_can_be_opened() {
-    let run = run(&[])
-        .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("get", sh("echo {{ ask }}").network().sees_nothing())
-        .recorded();
+    let run = run(&[]).step("ask", says(SpanKind::ToolCall, "yes")).step("get", sh("echo {{ ask }}").network().sees_nothing()).recorded();
     run.fork_with("ask", json!([output("no")]), json!({"sandbox": {"egress": [{"cidr": "192.0.2.0/24"}]}})).gives("get", "no");
 }
 

@@ -83,6 +83,12 @@ pub fn says(kind: SpanKind, text: &str) -> Step {
 }
 
 impl Step {
+    /// Another name than its id.
+    pub fn called(mut self, name: &str) -> Self {
+        self.opening.name = name.into();
+        self
+    }
+
     pub fn sees(mut self, reads: &[&str], writes: &[&str]) -> Self {
         let owned = |paths: &[&str]| Some(paths.iter().map(|p| (*p).to_owned()).collect());
         (self.opening.reads, self.opening.writes) = (owned(reads), owned(writes));
@@ -262,7 +268,8 @@ impl Recording {
     }
 
     fn begin(&mut self, name: &str, step: &Step, started: i64) -> usize {
-        let opening = Opening { name: name.into(), started, parent: self.open.last().cloned(), ..step.opening.clone() };
+        let called = if step.opening.name.is_empty() { name } else { &step.opening.name };
+        let opening = Opening { name: called.into(), started, parent: self.open.last().cloned(), ..step.opening.clone() };
         let sees = opening.sees_workspace() && step.snapshots;
         let snapshot_before = sees.then(|| self.states.record(&self.files));
         self.spans.push(Span {

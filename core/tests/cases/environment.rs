@@ -44,10 +44,9 @@ fn a_variable_can_be_unset_and_only_where_it_says_so() {
     let patches = json!([on("inner", unset("V")), env("W", "x")]);
     nested().fork("outer", patches).gives("early", "v x").gives("child", " x").gives("sibling", "v x");
     // Unset outside and set again inside.
-    nested().fork("outer", json!([unset("V"), on("child", env("V", "v"))])).tells(&[
-        "early: will run (PatchedInput) -> ran",
-        "sibling: will run (PatchedInput) -> ran",
-    ]);
+    nested()
+        .fork("outer", json!([unset("V"), on("child", env("V", "v"))]))
+        .tells(&["early: will run (PatchedInput) -> ran", "sibling: will run (PatchedInput) -> ran"]);
 }
 
 #[test]
@@ -80,10 +79,8 @@ fn what_a_container_gives_is_not_known_once_what_it_holds_differs() {
     ]);
     assert!(fork.says_of("use").contains("\"box\", which only holds other spans together"), "{}", fork.says_of("use"));
     // It ran, and gave what it gave when recorded.
-    run.fork("box", json!([env("V", "1")])).tells(&[
-        "quiet: will run (PatchedInput) -> ran",
-        "use: may be blocked (UpstreamOutputChanged UpstreamBlocked) -> reused",
-    ]);
+    run.fork("box", json!([env("V", "1")]))
+        .tells(&["quiet: will run (PatchedInput) -> ran", "use: may be blocked (UpstreamOutputChanged UpstreamBlocked) -> reused"]);
 }
 
 #[test]
@@ -102,7 +99,8 @@ fn what_a_container_needs_all_that_it_holds_needs() {
         "a: will run (UpstreamOutputChanged) -> ran",
         "b: will run (UpstreamOutputChanged) -> ran",
     ]);
-    run.fork("ask", json!([output("1 ")])).tells(&["ask: overridden (PatchedInput) -> overridden", "a: will run (UpstreamOutputChanged) -> ran"]);
+    run.fork("ask", json!([output("1 ")]))
+        .tells(&["ask: overridden (PatchedInput) -> overridden", "a: will run (UpstreamOutputChanged) -> ran"]);
 }
 
 #[test]

@@ -51,10 +51,8 @@ fn deleting_what_is_not_there_changes_nothing() {
 
 #[test]
 fn a_deletion_that_no_longer_happens_is_noticed() {
-    let run = run(&[("old", "1")])
-        .step("clean", sh("rm old").sees(&[], &["old"]))
-        .step("look", sh("is old").sees(&["old"], &[]))
-        .recorded();
+    let run =
+        run(&[("old", "1")]).step("clean", sh("rm old").sees(&[], &["old"])).step("look", sh("is old").sees(&["old"], &[])).recorded();
     run.fork("clean", json!([script_that_sees("echo kept", &[], &["old"])]))
         .tells(&["clean: will run (PatchedInput) -> ran", "look: may run (WorkspaceChanged) -> ran"])
         .gives("look", "a file")
@@ -85,10 +83,7 @@ fn a_folder_that_a_kept_step_makes_a_file_is_one_in_the_end() {
         .step("first", sh("echo $V").env("V", "0").sees_nothing())
         .step("flatten", sh("rm out; put out x").sees(&[], &["out", "out/"]))
         .recorded();
-    run.fork("first", json!([env("V", "1")]))
-        .tells(&["first: will run (PatchedInput) -> ran"])
-        .has("out", "x")
-        .has("out/inner", "nothing");
+    run.fork("first", json!([env("V", "1")])).tells(&["first: will run (PatchedInput) -> ran"]).has("out", "x").has("out/inner", "nothing");
 }
 
 #[test]
@@ -143,10 +138,7 @@ fn the_x_bit_alone_is_a_change() {
         .step("test", sh("is tool").sees(&["tool"], &[]))
         .recorded();
     let with_bit = |executable: bool| json!([{"type": "FileContentOverride", "files": [{"path": "tool", "content": "code", "executable": executable}]}]);
-    run.fork("begin", with_bit(true))
-        .tells(&["test: will run (WorkspaceChanged) -> ran"])
-        .gives("test", "a program")
-        .has("tool", "x code");
+    run.fork("begin", with_bit(true)).tells(&["test: will run (WorkspaceChanged) -> ran"]).gives("test", "a program").has("tool", "x code");
     run.fork("begin", with_bit(false)).tells(&[]).has("tool", "code");
 }
 
@@ -186,19 +178,15 @@ fn who_lists_a_folder_notices_a_new_file_in_it_and_none_beside_it() {
         .step("begin", sh("echo x").sees(&[], &[]))
         .step("list", sh("ls src").sees(&["src/"], &[]))
         .recorded();
-    run.fork("begin", json!([file("src/b", "2")]))
-        .tells(&["list: will run (WorkspaceChanged) -> ran"])
-        .gives("list", "a b");
+    run.fork("begin", json!([file("src/b", "2")])).tells(&["list: will run (WorkspaceChanged) -> ran"]).gives("list", "a b");
     run.fork("begin", json!([file("doc", "2")])).tells(&[]);
     run.fork("begin", json!([file("src2", "2")])).tells(&[]);
 }
 
 #[test]
 fn who_tests_for_a_folder_does_not_see_what_is_in_it() {
-    let run = run(&[])
-        .step("make", sh("mkdir src; put src/a 1").sees(&[], &["src/"]))
-        .step("test", sh("is src").sees(&["src"], &[]))
-        .recorded();
+    let run =
+        run(&[]).step("make", sh("mkdir src; put src/a 1").sees(&[], &["src/"])).step("test", sh("is src").sees(&["src"], &[])).recorded();
     run.fork("test", json!([file("src/b", "2")])).tells(&["test: may run (WorkspaceChanged) -> reused"]).has("src/b", "2");
 }
 

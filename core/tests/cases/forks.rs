@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::build::{Recorded, env, file, on, output, run, says, sh};
+use crate::build::{Recorded, env, file, on, output, run, says, script_that_sees, sh};
 use replayfork_core::model::{Fidelity, ReplayPolicy, SpanKind};
 
 fn chain() -> Recorded {
@@ -69,7 +69,7 @@ fn environment_and_command_patches_are_in_the_forks_record_already() {
 fn a_command_takes_the_place_of_an_inherited_output() {
     let run = run(&[]).step("make", sh("echo 1").sees_nothing()).step("use", sh("echo {{ make }}").sees_nothing()).recorded();
     let fork = run.fork("make", json!([output("2")])).as_run();
-    fork.fork("make", json!([crate::build::script_that_sees("echo 3", &[], &[])])).gives("make", "3").gives("use", "3");
+    fork.fork("make", json!([script_that_sees("echo 3", &[], &[])])).gives("make", "3").gives("use", "3");
 }
 
 #[test]
@@ -99,11 +99,13 @@ fn a_check_runs_what_can_run_on_its_recorded_inputs_and_says_what_differs() {
     let recorded = run(&[("conf", "0")])
         .step("ask", says(SpanKind::ToolCall, "yes"))
         .step("make", sh("put conf {{ ask }}; echo made").sees(&["conf"], &["conf"]))
+        .step("once", sh("put conf {{ ask }}!").policy(ReplayPolicy::RecordOnly).sees(&[], &["conf"]))
         .step("use", sh("cat conf").sees(&["conf"], &[]))
         .recorded();
     recorded.fork("ask", json!([])).tells(&[
         "ask: will be blocked (PolicyForcedRerun NoExecutor) -> not executable: NoExecutor",
         "make: will run (PolicyForcedRerun) -> identical",
+        "once: will be blocked (PolicyForcedRerun RecordOnly) -> not executable: RecordOnly",
         "use: will run (PolicyForcedRerun) -> identical",
     ]);
     // A record of something that was not so.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::build::{Recorded, Step, env, file, on, output, run, says, sh, writes};
+use crate::build::{Recorded, Step, env, file, on, output, run, says, script_that_sees, sh, writes};
 use replayfork_core::model::{ReplayPolicy, SpanKind};
 
 /// Two commands at once that may see each other's files.
@@ -66,6 +66,19 @@ fn those_that_declare_other_files_are_as_good_as_one_after_the_other() {
 }
 
 #[test]
+fn a_kept_member_that_is_told_apart_changes_only_what_it_declares() {
+    let run = run(&[])
+        .step("a", sh("put a 1").sees(&[], &["a"]).through(1))
+        .step("b", sh("put b $V").env("V", "0").sees(&[], &["b"]))
+        .step("use", sh("is b").sees(&["b"], &[]))
+        .recorded();
+    run.fork("b", json!([script_that_sees("echo nothing", &[], &["b"])]))
+        .tells(&["b: will run (PatchedInput) -> ran", "use: may run (WorkspaceChanged) -> ran"])
+        .has("a", "1")
+        .has("b", "nothing");
+}
+
+#[test]
 fn one_that_reads_what_the_other_writes_is_not_told_apart() {
     let run = run(&[("a", "old")])
         .step("a", sh("put a $V").env("V", "0").sees(&[], &["a"]).through(1))
@@ -112,7 +125,7 @@ fn one_that_cant_run_while_the_others_do_is_blocked_and_told_why() {
         "b: will be blocked (WorkspaceChanged RecordOnly IncompleteContract) -> blocked: IncompleteContract",
         "use: will be blocked (WorkspaceChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
     ]);
-    assert!(fork.says_of("b").starts_with("IncompleteContract(writes): its file changes can't be told from those of \"a\""));
+    assert!(fork.says_of("b").contains("IncompleteContract(writes): its file changes can't be told from those of \"a\""));
     // Where its own inputs differ too, its own reason counts.
     with(sh("put b 1")).fork("a", json!([env("V", "1")])).tells(&[
         "a: will run (PatchedInput) -> ran",
@@ -137,11 +150,8 @@ fn a_write_at_the_same_time_as_another_step_is_one_of_them() {
 
 #[test]
 fn one_whose_output_is_given_makes_the_others_run_if_it_is_another_output() {
-    let run = run(&[])
-        .step("a", sh("put a 1; echo x").through(1))
-        .step("b", sh("put b 1"))
-        .step("use", sh("cat a").sees(&["a"], &[]))
-        .recorded();
+    let run =
+        run(&[]).step("a", sh("put a 1; echo x").through(1)).step("b", sh("put b 1")).step("use", sh("cat a").sees(&["a"], &[])).recorded();
     run.fork("a", json!([output("x")])).tells(&[]).has("a", "1").has("b", "1");
     // Which of the changes were its own is not recorded, so nobody knows its files.
     run.fork("a", json!([output("y")])).tells(&[

@@ -29,7 +29,11 @@ fn calls_answered_otherwise() -> Recorded {
 }
 
 fn recorded(fixtures: Value) -> Value {
-    if fixtures.is_null() { json!({"model": {"mode": "Recorded"}}) } else { json!({"model": {"mode": "Recorded", "fixtures": {"inline": fixtures}}}) }
+    if fixtures.is_null() {
+        json!({"model": {"mode": "Recorded"}})
+    } else {
+        json!({"model": {"mode": "Recorded", "fixtures": {"inline": fixtures}}})
+    }
 }
 
 #[test]
@@ -137,10 +141,8 @@ fn an_answer_that_a_patch_gave_is_none_of_a_model() {
 
 #[test]
 fn a_binding_that_is_in_no_place_of_the_request_cant_be_rendered_into_it() {
-    let run = run(&[])
-        .step("topic", says(SpanKind::ToolCall, "cats"))
-        .step("ask", asks("tell me").binds("subject", "{{ topic }}"))
-        .recorded();
+    let run =
+        run(&[]).step("topic", says(SpanKind::ToolCall, "cats")).step("ask", asks("tell me").binds("subject", "{{ topic }}")).recorded();
     let command = json!({"model": {"mode": "Command", "command": {"argv": ["answer"]}}});
     let fork = run.fork_with("topic", json!([output("dogs")]), command.clone());
     fork.tells(&[ASK, "ask: will be blocked (UpstreamOutputChanged IncompleteContract) -> blocked: IncompleteContract"]);

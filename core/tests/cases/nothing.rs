@@ -62,10 +62,7 @@ fn and_another_value_reaches_somebody() {
 
 #[test]
 fn a_command_in_other_words_that_renders_to_the_same_is_the_same() {
-    let run = run(&[])
-        .step("tool", says(SpanKind::ToolCall, "t"))
-        .step("use", sh("echo {{ tool }}").sees(&[], &[]))
-        .recorded();
+    let run = run(&[]).step("tool", says(SpanKind::ToolCall, "t")).step("use", sh("echo {{ tool }}").sees(&[], &[])).recorded();
     run.fork("use", json!([script_that_sees("echo t", &[], &[])])).tells(&[]);
     // What it may touch is one of its inputs.
     run.fork("use", json!([crate::build::script("echo t")])).tells(&["use: will run (PatchedInput) -> ran"]);

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::build::{Recorded, Step, asks, config, documents, env, file, on, output, prompt, reads, run, says, script, sh, snapshot, writes};
+use crate::build::{
+    Recorded, Step, asks, config, documents, env, file, on, output, prompt, reads, run, says, script, sh, snapshot, writes,
+};
 use replayfork_core::model::{ReplayPolicy, SpanKind};
 
 /// A span of each kind, without and with what runs it.
@@ -88,8 +90,29 @@ fn rows() -> Vec<Row> {
         Row {
             patch: || env("V", "1"),
             fits: &[
-                "run", "planner", "llm", "llm_asks", "tool", "tool_sees", "tool_runs", "tool_asks", "shell", "shell_runs", "shell_once", "read",
-                "read_runs", "write", "write_runs", "browser", "retrieval", "memory", "human", "guard", "internal", "box", "inside",
+                "run",
+                "planner",
+                "llm",
+                "llm_asks",
+                "tool",
+                "tool_sees",
+                "tool_runs",
+                "tool_asks",
+                "shell",
+                "shell_runs",
+                "shell_once",
+                "read",
+                "read_runs",
+                "write",
+                "write_runs",
+                "browser",
+                "retrieval",
+                "memory",
+                "human",
+                "guard",
+                "internal",
+                "box",
+                "inside",
             ],
             but: &[],
             others: "",
@@ -97,8 +120,20 @@ fn rows() -> Vec<Row> {
         Row {
             patch: || file("in", "1"),
             fits: &[
-                "run", "tool_sees", "tool_runs", "shell", "shell_runs", "shell_once", "read", "read_runs", "write", "write_runs", "browser",
-                "internal", "box", "inside",
+                "run",
+                "tool_sees",
+                "tool_runs",
+                "shell",
+                "shell_runs",
+                "shell_once",
+                "read",
+                "read_runs",
+                "write",
+                "write_runs",
+                "browser",
+                "internal",
+                "box",
+                "inside",
             ],
             but: &[],
             others: "FileContentOverride needs a span that sees the workspace; {what} does not; name the first span after it that does",
@@ -106,7 +141,17 @@ fn rows() -> Vec<Row> {
         Row {
             patch: || output("y"),
             fits: &[
-                "tool", "tool_sees", "tool_runs", "tool_asks", "shell", "shell_runs", "shell_once", "read", "read_runs", "retrieval", "inside",
+                "tool",
+                "tool_sees",
+                "tool_runs",
+                "tool_asks",
+                "shell",
+                "shell_runs",
+                "shell_once",
+                "read",
+                "read_runs",
+                "retrieval",
+                "inside",
             ],
             but: &[],
             others: "ToolOutputOverride needs a ToolCall, ShellCommand, Retrieval or FileRead; {what} is none of these; {instead}",
@@ -179,16 +224,18 @@ fn two_patches_on_one_field_are_refused_with_both_named() {
     let remove = || json!({"type": "ModelConfigEdit", "modelConfig": {"unset": ["temperature"]}});
     let set = || config("temperature", json!(1));
     let state = run.workspace_after("read_runs");
-    let both = |a: &str, b: &str, what: &str| format!("spec.patches[1]: {a} and {b} both change the same field of {what}; keep one of them");
-    let twice =
-        |member: &str, thing: &str, what: &str| format!("spec.patches[1].{member}: the {thing} of {what} is given twice, here and in spec.patches[0]; keep one of them");
+    let both =
+        |a: &str, b: &str, what: &str| format!("spec.patches[1]: {a} and {b} both change the same field of {what}; keep one of them");
+    let twice = |member: &str, thing: &str, what: &str| {
+        format!("spec.patches[1].{member}: the {thing} of {what} is given twice, here and in spec.patches[0]; keep one of them")
+    };
     for (span, first, second, expected) in [
         ("shell_runs", script("a"), script("b"), both("CommandOverride", "spec.patches[0], another CommandOverride,", shell)),
         ("shell_runs", script("a"), output("b"), both("ToolOutputOverride", "spec.patches[0], a CommandOverride,", shell)),
         ("shell_runs", output("a"), script("b"), both("CommandOverride", "spec.patches[0], a ToolOutputOverride,", shell)),
         ("shell_runs", output("a"), output("b"), both("ToolOutputOverride", "spec.patches[0], another ToolOutputOverride,", shell)),
-        ("shell_runs", cleared(), env("V", "1"), both("EnvVarOverride", "spec.patches[0], a CommandOverride,", shell)),
-        ("shell_runs", env("V", "1"), cleared(), both("CommandOverride", "spec.patches[0], an EnvVarOverride,", shell)),
+        ("shell_runs", cleared(), env("V", "1"), both("EnvVarOverride", "spec.patches[0], a CommandOverride,", shell).replace("the same field", "the environment")),
+        ("shell_runs", env("V", "1"), cleared(), both("CommandOverride", "spec.patches[0], an EnvVarOverride,", shell).replace("the same field", "the environment")),
         ("shell_runs", env("V", "1"), env("V", "1"), twice("env", "variable \"V\"", shell)),
         ("retrieval", output("a"), documents(json!([])), both("RetrievalContextOverride", "spec.patches[0], a ToolOutputOverride,", search)),
         ("retrieval", documents(json!([])), output("a"), both("ToolOutputOverride", "spec.patches[0], a RetrievalContextOverride,", search)),

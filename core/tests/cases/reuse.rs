@@ -13,19 +13,15 @@ fn without_early_cutoff_what_may_run_runs() {
         .step("use", sh("cat a").sees(&["a"], &[]))
         .step("other", sh("echo x").sees_nothing())
         .recorded();
-    run.fork_with("make", json!([env("V", "1")]), json!({"reuse": {"earlyCutoff": false}})).tells(&[
-        "make: will run (PatchedInput) -> ran",
-        "use: will run (WorkspaceChanged PolicyForcedRerun) -> ran",
-    ]);
+    run.fork_with("make", json!([env("V", "1")]), json!({"reuse": {"earlyCutoff": false}}))
+        .tells(&["make: will run (PatchedInput) -> ran", "use: will run (WorkspaceChanged PolicyForcedRerun) -> ran"]);
 }
 
 #[test]
 fn without_early_cutoff_what_the_planner_finds_as_recorded_is_still_not_reached() {
-    let run = run(&[])
-        .step("ask", says(SpanKind::ToolCall, "a"))
-        .step("use", sh("echo {{ ask | trim }}").sees_nothing())
-        .recorded();
-    run.fork_with("ask", json!([output(" a")]), json!({"reuse": {"earlyCutoff": false}})).tells(&["ask: overridden (PatchedInput) -> overridden"]);
+    let run = run(&[]).step("ask", says(SpanKind::ToolCall, "a")).step("use", sh("echo {{ ask | trim }}").sees_nothing()).recorded();
+    run.fork_with("ask", json!([output(" a")]), json!({"reuse": {"earlyCutoff": false}}))
+        .tells(&["ask: overridden (PatchedInput) -> overridden"]);
 }
 
 fn with_policy(policy: ReplayPolicy) -> Recorded {
@@ -74,9 +70,7 @@ fn a_result_is_left_only_by_a_step_that_ended_by_itself() {
 
 #[test]
 fn a_step_whose_inputs_are_not_known_takes_no_other_forks_result() {
-    let run = run(&[])
-        .step("make", sh("echo $V").env("V", "0").policy(ReplayPolicy::Cacheable).inputs_unknown().sees_nothing())
-        .recorded();
+    let run = run(&[]).step("make", sh("echo $V").env("V", "0").policy(ReplayPolicy::Cacheable).inputs_unknown().sees_nothing()).recorded();
     let mut cache = Cache::new();
     for _ in 0..2 {
         run.fork_cached("make", json!([env("V", "1")]), json!({}), &mut cache).tells(&["make: will run (PatchedInput) -> ran"]);
@@ -85,9 +79,7 @@ fn a_step_whose_inputs_are_not_known_takes_no_other_forks_result() {
 
 #[test]
 fn a_cached_result_spares_what_could_not_run() {
-    let run = run(&[])
-        .step("get", sh("echo $V").env("V", "0").policy(ReplayPolicy::Cacheable).network().sees_nothing())
-        .recorded();
+    let run = run(&[]).step("get", sh("echo $V").env("V", "0").policy(ReplayPolicy::Cacheable).network().sees_nothing()).recorded();
     let (mut cache, open) = (Cache::new(), json!({"sandbox": {"egress": [{"cidr": "192.0.2.0/24"}]}}));
     let patches = json!([env("V", "1")]);
     let told = |became: &str| format!("get: may run or be blocked (PatchedInput NetworkNeeded) -> {became}");

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::build::{asks, env, output, run, script_that_sees, sh, says};
+use crate::build::{asks, env, on, output, run, says, script_that_sees, sh};
 use replayfork_core::model::SpanKind;
 
 #[test]
@@ -57,6 +57,26 @@ fn what_counts_of_a_bound_output_is_what_it_renders_to() {
         "all: will run (UpstreamOutputChanged) -> ran",
         "edge: will run (UpstreamOutputChanged) -> ran",
     ]);
+}
+
+#[test]
+fn a_name_means_the_nearest_earlier_span_that_had_ended() {
+    let run = run(&[])
+        .step("first", sh("echo $V").env("V", "old").sees_nothing().called("pick"))
+        .step("second", sh("echo $V").env("V", "slow").sees_nothing().called("pick").through(1))
+        .step("use", sh("echo {{ pick }}").sees_nothing())
+        .recorded();
+    run.fork("first", json!([on("second", env("V", "new"))])).tells(&["second: will run (PatchedInput) -> ran"]);
+    run.fork("first", json!([env("V", "new")]))
+        .tells(&["first: will run (PatchedInput) -> ran", "use: may run (UpstreamOutputChanged) -> ran"])
+        .gives("use", "new");
+}
+
+#[test]
+fn an_exit_code_is_a_part_of_an_output() {
+    let run = run(&[]).step("make", sh("echo same").sees_nothing()).step("after", sh("echo x").after("make").sees_nothing()).recorded();
+    run.fork("make", json!([script_that_sees("echo same; exit 1", &[], &[])]))
+        .tells(&["make: will run (PatchedInput) -> ran", "after: may run (UpstreamOutputChanged) -> ran"]);
 }
 
 #[test]

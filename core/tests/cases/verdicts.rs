@@ -29,10 +29,7 @@ fn what_was_denied_stays_denied_whatever_its_inputs() {
 
 #[test]
 fn what_was_skipped_stays_out_unless_it_is_patched() {
-    let run = run(&[])
-        .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("extra", sh("echo {{ ask }}").sees_nothing().skipped())
-        .recorded();
+    let run = run(&[]).step("ask", says(SpanKind::ToolCall, "yes")).step("extra", sh("echo {{ ask }}").sees_nothing().skipped()).recorded();
     run.fork("ask", json!([output("no")])).tells(&["ask: overridden (PatchedInput) -> overridden"]);
     run.fork("extra", json!([script_that_sees("echo now", &[], &[])])).gives("extra", "now");
 }
@@ -51,12 +48,11 @@ fn what_a_gate_let_through_needs_approval_for_other_arguments() {
     let approvals = json!({"approvals": [{"span": "deploy", "inputDigest": digest}]});
     run.fork_with("ask", json!([output("no")]), approvals.clone()).gives("deploy", "no 0").gives("use", "no 0");
     // The approval is of those arguments and no others.
-    run.fork_with("ask", json!([output("never")]), approvals)
-        .tells(&[
-            "ask: overridden (PatchedInput) -> overridden",
-            "deploy: will be blocked (UpstreamOutputChanged ApprovalNeeded) -> blocked: ApprovalNeeded",
-            "use: will be blocked (UpstreamOutputChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
-        ]);
+    run.fork_with("ask", json!([output("never")]), approvals).tells(&[
+        "ask: overridden (PatchedInput) -> overridden",
+        "deploy: will be blocked (UpstreamOutputChanged ApprovalNeeded) -> blocked: ApprovalNeeded",
+        "use: will be blocked (UpstreamOutputChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
+    ]);
 }
 
 #[test]
@@ -84,10 +80,8 @@ fn arguments_that_are_not_known_yet_may_need_approval() {
         "make: will run (PatchedInput) -> ran",
         "deploy: may run or be blocked (UpstreamOutputChanged ApprovalNeeded) -> blocked: ApprovalNeeded",
     ]);
-    run.fork("make", json!([script_that_sees("echo 0; echo", &[], &[])])).tells(&[
-        "make: will run (PatchedInput) -> ran",
-        "deploy: may run or be blocked (UpstreamOutputChanged ApprovalNeeded) -> reused",
-    ]);
+    run.fork("make", json!([script_that_sees("echo 0; echo", &[], &[])]))
+        .tells(&["make: will run (PatchedInput) -> ran", "deploy: may run or be blocked (UpstreamOutputChanged ApprovalNeeded) -> reused"]);
 }
 
 #[test]

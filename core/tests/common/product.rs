@@ -108,7 +108,11 @@ pub fn unknown_paths(fork: &Prepared<'_>, paths: &[String]) -> BTreeSet<String> 
     let mut unknown = BTreeSet::new();
     for (pattern, trigger) in fork.unknown_at_start() {
         for path in paths.iter().filter(|p| pattern.covers(&Pattern::Path((*p).clone()))) {
-            if trigger.is_some() { unknown.insert(path.clone()) } else { unknown.remove(path) };
+            if trigger.is_some() {
+                unknown.insert(path.clone())
+            } else {
+                unknown.remove(path)
+            };
         }
     }
     unknown

@@ -49,8 +49,13 @@ fn patch(source: &Source, states: &States, at: usize, choice: u8, salt: u8) -> O
         3 if shell => json!({"type": "CommandOverride", "span": span.id, "command": {"script": format!("free {}", salt % 2)}}),
         4 if span.opening.sees_workspace() => {
             let files = span.snapshot_before.map(|s| states.0[&s.content].clone()).unwrap_or_default();
-            let content = if same { files.get(path).map(|e| e.content().to_owned()).unwrap_or_default() } else { format!("patched {}", salt % 4) };
-            json!({"type": "FileContentOverride", "span": span.id, "files": [{"path": path, "content": content}]})
+            let content =
+                if same { files.get(path).map(|e| e.content().to_owned()).unwrap_or_default() } else { format!("patched {}", salt % 4) };
+            let mut file = json!({"path": path, "content": content});
+            if salt % 5 == 0 {
+                file["executable"] = json!(salt % 2 == 0);
+            }
+            json!({"type": "FileContentOverride", "span": span.id, "files": [file]})
         }
         5 if model => {
             json!({"type": "PromptEdit", "span": span.id, "prompt": {"message": {"index": 0, "content": format!("edited {}", salt % 2)}}})
@@ -123,12 +128,7 @@ fn within_the_plan(source: &Source, plan: &Plan, got: &End, ran: &Ran, cache: bo
         let did_run = matches!(became, Some(Became::Executed | Became::Served));
         let blocked = got.blocked.contains(&n);
         prop_assert!(!did_run || mark(n).is_some_and(Mark::may_run), "{} ran, and the plan says {:?}", id(n), mark(n));
-        prop_assert!(
-            !blocked || mark(n).is_some_and(Mark::may_block),
-            "{} was {became:?}, and the plan says {:#?}",
-            id(n),
-            plan.spans
-        );
+        prop_assert!(!blocked || mark(n).is_some_and(Mark::may_block), "{} was {became:?}, and the plan says {:#?}", id(n), plan.spans);
         prop_assert!(did_run || cache || mark(n) != Some(Mark::WillRun), "{} should have run", id(n));
         prop_assert!(blocked || mark(n) != Some(Mark::WillBeBlocked), "{} should have been blocked", id(n));
         let reasons = if let Some(Became::Blocked(reasons)) = became { &reasons[..] } else { &[] };
@@ -228,7 +228,7 @@ fn config(share: u32) -> ProptestConfig {
     ProptestConfig {
         cases: cases() / share,
         max_global_rejects: 1_000_000,
-        max_shrink_iters: 4000,
+        max_shrink_iters: std::env::var("PROPTEST_MAX_SHRINK_ITERS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000),
         failure_persistence: None,
         ..ProptestConfig::default()
     }

@@ -8,8 +8,8 @@ use replayfork_core::contract::{Action, Contract, action};
 use replayfork_core::digest::Hasher;
 use replayfork_core::footprint::{Footprint, Pattern};
 use replayfork_core::model::{
-    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind,
-    Status, Verdict, WorkspaceAccess,
+    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
+    WorkspaceAccess,
 };
 use replayfork_core::source::Source;
 use serde_json::{Value, json};
@@ -168,7 +168,10 @@ fn opening(n: usize, draft: &Draft, spans: &[Span], parent: Option<usize>, start
     let (executor, input_bindings) = match draft.kind {
         0..=3 | 10 => (Some(Executor::Shell(Shell { script: Some(String::new()), env, ..Shell::default() })), bound("script")),
         4 => (Some(Executor::FileRead { path: path(&draft.reads) }), BTreeMap::new()),
-        5 | 6 => (Some(Executor::FileWrite { path: path(&draft.writes), content: String::new(), executable: false }), bound("content")),
+        5 | 6 => (
+            Some(Executor::FileWrite { path: path(&draft.writes), content: String::new(), executable: draft.quirk == 19 }),
+            bound("content"),
+        ),
         7 | 8 => {
             let request = json!({"model": "m", "temperature": 0.5, "messages": [{"role": "user", "content": ""}]});
             (Some(Executor::Model { provider: "p".into(), request }), bound("/messages/0/content"))
@@ -241,7 +244,8 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
             files.insert(PATHS[gap].to_owned(), Entry::file(format!("gap {n}")));
         }
         let opening = opening(n, draft, &spans, parents[n], started);
-        let holds = parents.iter().enumerate().filter(|(_, p)| **p == Some(n)).map(|(i, _)| i).max();
+        let below = |i: usize| std::iter::successors(parents[i], |&p| parents[p]).any(|p| p == n);
+        let holds = (0..parents.len()).rfind(|&i| below(i));
         let snapshot_before = opening.sees_workspace().then(|| states.record(&files));
         spans.push(Span {
             id: id(n),
@@ -272,7 +276,9 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
                 footprint = footprint.with(Footprint::of(&inner, inner.executor.as_ref(), None).unwrap());
             }
             let reach = Reach { sees: &footprint.sees, writes: &footprint.writes };
-            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, &files, "");
+            // A model that is asked the same twice need not say the same.
+            let salt = if matches!(opening.executor, Some(Executor::Model { .. })) { ["", "again"][n % 2] } else { "" };
+            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, &files, salt);
             if draft.quirk == 17
                 && underway.is_empty()
                 && draft.overlaps == 0
@@ -299,7 +305,7 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
     (Source::new(RunEnvironment::default(), spans, changed), states)
 }
 
-/// Who holds whom: containers and units hold the steps right after them, one level deep.
+/// Who holds whom: containers and units hold the steps right after them; a container may hold another one.
 fn parents(drafts: &[Draft]) -> Vec<Option<usize>> {
     let mut parents = vec![None; drafts.len()];
     let mut n = 0;
@@ -309,8 +315,12 @@ fn parents(drafts: &[Draft]) -> Vec<Option<usize>> {
             10 if verdict(&drafts[n]) == (Verdict::None, false) => drafts[n].holds.min(2),
             _ => 0,
         };
+        let mut holder = n;
         for i in (n + 1..drafts.len()).take(holds) {
-            parents[i] = Some(n);
+            parents[i] = Some(holder);
+            if drafts[n].kind == 12 && drafts[i].kind == 12 {
+                holder = i;
+            }
         }
         n += holds + 1;
     }
