@@ -15,7 +15,7 @@ say = @printf '\n== %s\n'
 
 help: ## This list
 	@echo 'make TARGET, one of:'
-	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: tools ## From nothing to a fork and its diff; ONCE=1 ends then; CLUSTER=current REGISTRY=HOST/PATH DATABASE_URL=… uses your cluster
 	@exec $(TOOL) demo

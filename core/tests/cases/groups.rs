@@ -49,6 +49,17 @@ fn a_fork_that_reaches_none_of_them_keeps_all_changes_once_all_are_done() {
 }
 
 #[test]
+fn what_a_kept_group_changed_is_there_after_its_last_member() {
+    let run = run(&[])
+        .step("a", sh("put x 1").through(1))
+        .step("b", sh("put b 1").sees(&[], &["b"]))
+        .step("use", sh("cat x").sees(&["x"], &[]))
+        .recorded();
+    // Nobody can tell who of them wrote it, so it stands over what a patch wrote between them.
+    run.fork("a", json!([on("b", file("x", "2"))])).tells(&[]).has("x", "1").has("b", "1").gives("use", "1");
+}
+
+#[test]
 fn those_that_declare_other_files_are_as_good_as_one_after_the_other() {
     let run = run(&[])
         .step("a", sh("put a $V").env("V", "0").sees(&[], &["a"]).through(1))

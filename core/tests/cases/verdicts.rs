@@ -2,11 +2,12 @@
 
 use serde_json::json;
 
-use crate::build::{Recorded, env, file, output, run, says, script_that_sees, sh, writes};
+use crate::build::{Recorded, env, file, on, output, run, says, script_that_sees, sh, writes};
 use replayfork_core::model::{SpanKind, Verdict};
 
 fn with_verdict(verdict: Verdict) -> Recorded {
     run(&[("a", "0")])
+        .step("begin", sh("echo x").sees(&[], &[]))
         .step("ask", says(SpanKind::ToolCall, "yes"))
         .step("deploy", sh("echo {{ ask }} $V").env("V", "0").sees(&["a"], &[]).verdict(verdict))
         .step("use", sh("echo {{ deploy }}").sees_nothing())
@@ -82,6 +83,20 @@ fn arguments_that_are_not_known_yet_may_need_approval() {
     ]);
     run.fork("make", json!([script_that_sees("echo 0; echo", &[], &[])]))
         .tells(&["make: will run (PatchedInput) -> ran", "deploy: may run or be blocked (UpstreamOutputChanged ApprovalNeeded) -> reused"]);
+}
+
+#[test]
+fn a_fork_of_the_fork_is_no_way_around_a_gate_or_a_denial() {
+    for (verdict, reason) in [(Verdict::GateAllow, "ApprovalNeeded"), (Verdict::Deny, "VerdictDenied")] {
+        let fork = with_verdict(verdict).fork("deploy", json!([env("V", "1")])).as_run();
+        let again = fork.fork("deploy", json!([on("use", env("X", "1"))]));
+        assert_eq!(again.plan.counts.will_run, 0, "{verdict}");
+        assert!(again.plan.spans[0].blocked.iter().any(|b| b.reason.as_str() == reason), "{:?}", again.plan.spans);
+        again.gives("deploy", "nothing").gives("use", "nothing");
+        let Some(digest) = again.plan.spans[0].input_digest else { continue };
+        let approvals = json!({"approvals": [{"span": "deploy", "inputDigest": digest}]});
+        fork.fork_with("deploy", json!([on("use", env("X", "1"))]), approvals).gives("use", "yes 1");
+    }
 }
 
 #[test]

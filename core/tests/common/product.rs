@@ -241,7 +241,7 @@ impl Driver<'_, '_> {
         let times = source.interval(n);
         *span = Span {
             opening,
-            closing: Some(Closing { unknown, ..Closing::new(times.1.min(i64::MAX - 1), Status::Blocked, None) }),
+            closing: Some(Closing { verdict: span.verdict(), unknown, ..Closing::new(times.1.min(i64::MAX - 1), Status::Blocked, None) }),
             fidelity: Fidelity::Blocked,
             first_recorded: Some(times),
             snapshot_before: None,
@@ -261,6 +261,10 @@ impl Driver<'_, '_> {
         let (status, output, files) = self.world.physics.perform(&execution.action, &reach, &self.memory.files);
         let changed = changes(&self.memory.files, &files);
         self.memory.files = files;
+        if let (Some(key), Some(output)) = (execution.cache_key, &output) {
+            let writes = changed.iter().map(|p| (p.clone(), self.memory.files.get(p).cloned())).collect();
+            self.world.cache.insert(key, (status, output.clone(), writes));
+        }
         if fork.check {
             let reproduced = self.replay.reproduced(n, status, output.as_ref(), &mut self.memory).unwrap_or_else(|never| match never {});
             return Ok(Became::Reproduced(reproduced));
@@ -270,10 +274,6 @@ impl Driver<'_, '_> {
         }
         if let Action::WriteFile { path, .. } = &execution.action {
             self.end.unknown.remove(path);
-        }
-        if let (Some(key), Some(output)) = (execution.cache_key, &output) {
-            let writes = changed.iter().map(|p| (p.clone(), self.memory.files.get(p).cloned())).collect();
-            self.world.cache.insert(key, (status, output.clone(), writes));
         }
         self.end.outputs.insert(n, output.clone().map(|output| SpanValue { output, status }));
         self.replay.executed(n, status, output.clone(), &changed);

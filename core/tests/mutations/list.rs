@@ -1,6 +1,6 @@
 //! The mutations: of each the rule that it breaks, in the words of the semantics, and what it makes of it.
 
-/// Which suite has to notice it. Random forks share the code that finds footprints, contracts and patches with what they are
+/// Which suite is asked first. Random forks share the code that finds footprints, contracts and patches with what they are
 /// compared with, so a rule in there is told by hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
@@ -21,7 +21,7 @@ pub struct Mutation {
     pub name: &'static str,
     /// The rule that it replaces.
     pub rule: &'static str,
-    pub noticed_by: Suite,
+    pub first: Suite,
     /// Below `core/src`.
     pub file: &'static str,
     /// Text that is in the file exactly once.
@@ -34,12 +34,12 @@ use Suite::{Cases, Properties};
 const fn rule(
     name: &'static str,
     rule: &'static str,
-    noticed_by: Suite,
+    first: Suite,
     file: &'static str,
     find: &'static str,
     replace: &'static str,
 ) -> Mutation {
-    Mutation { name, rule, noticed_by, file, find, replace }
+    Mutation { name, rule, first, file, find, replace }
 }
 
 pub const MUTATIONS: &[Mutation] = &[
@@ -200,7 +200,7 @@ pub const MUTATIONS: &[Mutation] = &[
     rule(
         "a group's changes come with its first member",
         "a kept group's changes are there once all of it is done",
-        Properties,
+        Cases,
         "source.rs",
         "Some(group) if group.members.last() != Some(&span) => &[],",
         "Some(group) if group.members.first() != Some(&span) => &[],",
@@ -426,7 +426,7 @@ pub const MUTATIONS: &[Mutation] = &[
     rule(
         "what was denied runs when patched",
         "VerdictDenied",
-        Properties,
+        Cases,
         "plan/reasons.rs",
         "if record.verdict().refuses() {",
         "if false && record.verdict().refuses() {",
@@ -470,6 +470,14 @@ pub const MUTATIONS: &[Mutation] = &[
         "plan/prepared.rs",
         "self.approvals.get(&span).is_some_and(|digests| digests.contains(arguments))",
         "self.approvals.contains_key(&span) || arguments == &Digest([0; 32])",
+    ),
+    rule(
+        "a fork on a fork is a way around a gate",
+        "ApprovalNeeded: nobody has approved what a fork left blocked",
+        Cases,
+        "plan/reasons.rs",
+        ".filter(|_| !fork.source.was_left_out(span))",
+        "",
     ),
     rule(
         "variables are no arguments",
@@ -582,7 +590,7 @@ pub const MUTATIONS: &[Mutation] = &[
     rule(
         "the first answer is everybody's",
         "of several answers the span's own, else the earliest",
-        Properties,
+        Cases,
         "answers.rs",
         "all.iter().find(|(i, _)| *i == span).or_else(|| all.first())",
         "all.first()",
@@ -590,7 +598,7 @@ pub const MUTATIONS: &[Mutation] = &[
     rule(
         "a call gets its own answer only",
         "answered by request digest from the run",
-        Properties,
+        Cases,
         "answers.rs",
         "all.iter().find(|(i, _)| *i == span).or_else(|| all.first())",
         "all.iter().find(|(i, _)| *i == span)",
@@ -634,7 +642,7 @@ pub const MUTATIONS: &[Mutation] = &[
         Properties,
         "replay/step.rs",
         "if kept || self.source.shows_changes(span) { self.kept_changes(span) } else { Vec::new() }",
-        "if kept { self.kept_changes(span) } else { Vec::new() }",
+        "Vec::new()",
     ),
     rule(
         "recorded changes win over a patch",

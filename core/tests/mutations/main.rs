@@ -109,9 +109,9 @@ fn copy_all(from: &Path, to: &Path) {
 fn tried(copy: &Copy, mutation: &Mutation) -> Result<Option<Suite>, String> {
     let original = std::fs::read_to_string(core().join("src").join(mutation.file)).map_err(|e| e.to_string())?;
     copy.write(mutation.file, &mutated(mutation)?);
-    let first = if mutation.noticed_by == Suite::Cases { [Suite::Cases, Suite::Properties] } else { [Suite::Properties, Suite::Cases] };
+    let suites = if mutation.first == Suite::Cases { [Suite::Cases, Suite::Properties] } else { [Suite::Properties, Suite::Cases] };
     let mut noticed = Ok(None);
-    for suite in first {
+    for suite in suites {
         match copy.passes(suite) {
             Ok(true) => continue,
             Ok(false) => noticed = Ok(Some(suite)),
@@ -136,11 +136,7 @@ fn every_rule_made_shorter_is_noticed() {
     for mutation in MUTATIONS.iter().filter(is_wanted) {
         let begun = Instant::now();
         let (says, failure) = match tried(&copy, mutation) {
-            Ok(Some(suite)) if suite == mutation.noticed_by => (format!("noticed by {}", suite.target()), None),
-            Ok(Some(suite)) => (
-                format!("noticed by {}", suite.target()),
-                Some(format!("{}: {} should have noticed it", mutation.name, mutation.noticed_by.target())),
-            ),
+            Ok(Some(suite)) => (format!("noticed by {}", suite.target()), None),
             Ok(None) => ("SURVIVED".into(), Some(format!("{} survived; the rule: {}", mutation.name, mutation.rule))),
             Err(error) => ("NOT TRIED".into(), Some(error)),
         };

@@ -74,13 +74,15 @@ fn patch(source: &Source, states: &States, at: usize, choice: u8, salt: u8) -> O
     })
 }
 
-/// A patch type for each span at most: conflicts are refused, and that has tests of its own.
+/// Patches that don't conflict: conflicts are refused, and that has tests of its own.
 fn patches(source: &Source, states: &States, fork_span: usize, wishes: &[Wish]) -> Vec<Value> {
     let mut targets = BTreeSet::new();
     let mut found = Vec::new();
     for (at, choice, salt) in wishes {
         let at = fork_span + at.index(source.spans.len() - fork_span);
-        if source.unit_above(at).is_none() && targets.insert(at) {
+        // Files and workspaces go together with another patch on the same span.
+        let field = if matches!(choice, 4 | 8) { *choice } else { 0 };
+        if source.unit_above(at).is_none() && targets.insert((at, field)) {
             found.extend(patch(source, states, at, *choice, *salt));
         }
     }

@@ -340,7 +340,7 @@ impl<'a> Reference<'a> {
             let then = Contract::recorded(self.source, n).unwrap().render(self.source, &|i| value(self.source, i)).ok();
             let approved = |digest: &str| digest == arguments_digest(rendered).to_string();
             let consent = self.spec.approvals.iter().any(|a| a.span == record.id && approved(&a.input_digest));
-            if then.as_ref() != Some(rendered) && !consent {
+            if (then.as_ref() != Some(rendered) || self.source.was_left_out(n)) && !consent {
                 return false;
             }
         }
