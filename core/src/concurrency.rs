@@ -73,10 +73,10 @@ pub fn groups(source: &Source) -> Vec<Group> {
         }
     });
     let mut found: BTreeMap<usize, Group> = BTreeMap::new();
-    for at in 0..units.len() {
+    for (at, (unit, _)) in units.iter().enumerate() {
         let root = find(&mut leader, at);
         let group = found.entry(root).or_insert(Group { members: Vec::new(), separable: true, last_ended: None });
-        group.members.push(units[at].0);
+        group.members.push(*unit);
     }
     for at in tangles {
         if let Some(group) = found.get_mut(&find(&mut leader, at)) {

@@ -52,8 +52,8 @@ fn patch(source: &Source, states: &States, at: usize, choice: u8, salt: u8) -> O
             let content =
                 if same { files.get(path).map(|e| e.content().to_owned()).unwrap_or_default() } else { format!("patched {}", salt % 4) };
             let mut file = json!({"path": path, "content": content});
-            if salt % 5 == 0 {
-                file["executable"] = json!(salt % 2 == 0);
+            if salt.is_multiple_of(5) {
+                file["executable"] = json!(salt.is_multiple_of(2));
             }
             json!({"type": "FileContentOverride", "span": span.id, "files": [file]})
         }
