@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cluster test-clean bench-fork web-check tools generate
+.PHONY: help demo test check cluster test-clean test-mutations bench-fork web-check tools generate
 
 # Images are built from the clone's own target folder.
 unexport CARGO_TARGET_DIR
@@ -15,7 +15,7 @@ say = @printf '\n== %s\n'
 
 help: ## This list
 	@echo 'make TARGET, one of:'
-	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: tools ## From nothing to a fork and its diff; ONCE=1 ends then; CLUSTER=current REGISTRY=HOST/PATH DATABASE_URL=… uses your cluster
 	@exec $(TOOL) demo
@@ -45,6 +45,9 @@ cluster: tools ## A shell with KUBECONFIG on a fresh cluster, the chart installe
 
 test-clean: tools ## In a fresh clone, demo and test twice each; fails if anything is left on the machine
 	@exec $(TOOL) test-clean
+
+test-mutations: ## Each rule of the semantics made shorter, to see the property suite fail
+	cargo test --package replayfork-core --test mutations -- --ignored --nocapture
 
 bench-fork: tools ## From apply to the first re-executed step, against a bare Job
 	@$(TOOL) packages

@@ -395,9 +395,9 @@ impl Span {
         self.closing.as_ref().and_then(|c| c.output.as_ref())
     }
 
-    /// It did not run when recorded.
+    /// It did not run when recorded. One that a fork blocked was to run.
     pub fn did_not_run(&self) -> bool {
-        self.status() == Status::Skipped || self.verdict().refuses()
+        self.status() == Status::Skipped || (self.verdict().refuses() && self.status() != Status::Blocked)
     }
 }
 

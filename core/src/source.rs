@@ -289,8 +289,9 @@ impl Source {
             return Some(state);
         }
         let units = |range: std::ops::Range<usize>| range.filter(|&i| self.is_unit(i) && !self.spans[i].did_not_run());
-        // A step that writes nothing and has no snapshots left what was there.
-        let tells = |&i: &usize| self.spans[i].snapshot_after.is_some() || !self.footprint(i).writes.is_empty();
+        // A step that writes nothing and has no snapshots left what was there; so did one of a fork that only left paths unknown.
+        let left_unknown = |i: usize| self.spans[i].closing.as_ref().is_some_and(|c| !c.unknown.is_empty());
+        let tells = |&i: &usize| self.spans[i].snapshot_after.is_some() || (!self.footprint(i).writes.is_empty() && !left_unknown(i));
         let ended = |i: usize| if self.is_walked(i) { i64::MAX } else { self.interval(i).1 };
         match units(0..first).filter(tells).max_by_key(|&i| (ended(i), i)) {
             Some(last) => self.spans[last].snapshot_after,

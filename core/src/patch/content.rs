@@ -60,7 +60,7 @@ impl Contents {
         let refuse = |message: &str| Refused::PatchRefused { field: field.to_owned(), message: message.to_owned() };
         let text = std::str::from_utf8(&bytes).map_err(|_| refuse("its content is not UTF-8 text"))?;
         if text.contains('\0') {
-            return Err(refuse("its content holds a NUL character, which no output may have"));
+            return Err(refuse("its content holds a NUL character, which no output may have; remove it"));
         }
         Ok(text.to_owned())
     }

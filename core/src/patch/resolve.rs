@@ -25,6 +25,8 @@ pub struct FileOverride {
 /// A workspace that a span starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotOverride {
+    /// Where the user wrote it.
+    pub field: String,
     pub content: Digest,
     /// Absent until it was looked up.
     pub fact: Option<SnapshotFact>,
@@ -57,6 +59,8 @@ struct Target<'a> {
     patch: &'a Patch,
     field: String,
     index: usize,
+    /// The patches before it that name the same span, each with where the user wrote it.
+    earlier: Vec<(String, &'a Patch)>,
 }
 
 impl Target<'_> {
@@ -68,12 +72,44 @@ impl Target<'_> {
         Refused::PatchRefused { field: self.field.clone(), message: message.into() }
     }
 
+    /// As [`Target::refuse`], where a member of the patch is wrong.
+    fn refuse_at(&self, member: &str, message: impl Into<String>) -> Refused {
+        Refused::PatchRefused { field: format!("{}.{member}", self.field), message: message.into() }
+    }
+
+    /// The type does not fit the span, for the reason that `needs` says.
+    fn does_not_fit(&self, needs: &str, none: &str) -> Refused {
+        let (kind, what, instead) = (self.patch.r#type, self.what(), instead(self.source, self.index));
+        self.refuse(format!("{kind:?} needs {needs}; {what} is {none}; {instead}"))
+    }
+
     fn what(&self) -> String {
         describe(self.span())
     }
 
-    fn same_field(&self, with: &str) -> Refused {
-        self.refuse(format!("{:?} and {with} both change the same field of {}; keep one of them", self.patch.r#type, self.what()))
+    /// The earlier patch that this one clashes with.
+    fn earlier(&self, clashes: impl Fn(&Patch) -> bool) -> Option<(&str, PatchType)> {
+        self.earlier.iter().find(|(_, p)| clashes(p)).map(|(field, p)| (field.as_str(), p.r#type))
+    }
+
+    fn same_field(&self, clashes: impl Fn(&Patch) -> bool) -> Refused {
+        self.both_change("the same field", clashes)
+    }
+
+    fn both_change(&self, field: &str, clashes: impl Fn(&Patch) -> bool) -> Refused {
+        let kind = self.patch.r#type;
+        let with = match self.earlier(clashes) {
+            Some((at, other)) if other == kind => format!("{at}, another {other:?},"),
+            Some((at, other @ PatchType::EnvVarOverride)) => format!("{at}, an {other:?},"),
+            Some((at, other)) => format!("{at}, a {other:?},"),
+            None => "an earlier patch".to_owned(),
+        };
+        self.refuse(format!("{kind:?} and {with} both change {field} of {}; keep one of them", self.what()))
+    }
+
+    fn twice(&self, member: &str, thing: &str, name: &str, clashes: impl Fn(&Patch) -> bool) -> Refused {
+        let also = self.earlier(clashes).map(|(field, _)| format!(", here and in {field}")).unwrap_or_default();
+        self.refuse_at(member, format!("the {thing} {name:?} of {} is given twice{also}; keep one of them", self.what()))
     }
 }
 
@@ -92,6 +128,7 @@ impl Patches {
             );
             return Err(Refused::PatchRefused { field: "spec.patches".into(), message });
         }
+        let mut before: Vec<(usize, String, &Patch)> = Vec::new();
         for (i, patch) in patches.iter().enumerate() {
             let field = format!("spec.patches[{i}]");
             check_members(&field, patch)?;
@@ -99,13 +136,16 @@ impl Patches {
                 Some(name) => source.find(&format!("{field}.span"), &fork.run, name)?,
                 None => fork_span,
             };
-            let target = Target { source, contents, patch, field, index };
+            let earlier = before.iter().filter(|(at, ..)| *at == index).map(|(_, field, patch)| (field.clone(), *patch)).collect();
+            let target = Target { source, contents, patch, field, index, earlier };
             check_place(&target, fork_span)?;
             resolved.add(&target)?;
+            before.push((index, target.field, patch));
         }
-        for patch in &source.inherited {
+        for (n, patch) in source.inherited.iter().enumerate() {
             let Some(index) = patch.span.as_deref().and_then(|id| source.index(id)).filter(|&i| i >= fork_span) else { continue };
-            let target = Target { source, contents, patch, field: "inherited".into(), index };
+            let field = format!("spec.source.run, inherited patch {n}");
+            let target = Target { source, contents, patch, field, index, earlier: Vec::new() };
             let mut alone = Self::default();
             alone.add(&target)?;
             resolved.inherit(alone);
@@ -149,12 +189,13 @@ impl Patches {
 
     fn add_env(&mut self, target: &Target<'_>) -> Result<(), Refused> {
         if self.command.get(&target.index).is_some_and(|c| c.env.is_some()) {
-            return Err(target.same_field("CommandOverride.env"));
+            return Err(target.both_change("the environment", |p| p.command.as_ref().is_some_and(|c| c.env.is_some())));
         }
         let set = self.env.entry(target.index).or_default();
         for var in target.patch.env.iter().flatten() {
             if set.iter().any(|v| v.name == var.name) {
-                return Err(target.refuse(format!("the variable {:?} of {} is given twice; keep one of them", var.name, target.what())));
+                let clashes = |p: &Patch| p.env.iter().flatten().any(|v| v.name == var.name);
+                return Err(target.twice("env", "variable", &var.name, clashes));
             }
             set.push(var.clone());
         }
@@ -165,38 +206,35 @@ impl Patches {
         let opening = &target.span().opening;
         let what = target.what();
         if !matches!(opening.kind, SpanKind::ShellCommand | SpanKind::ToolCall) || !matches!(opening.executor, Some(Executor::Shell(_))) {
-            return Err(target.refuse(format!(
-                "CommandOverride needs a ShellCommand, or a ToolCall that was recorded with a command; {what} is none; use ToolOutputOverride for its output"
-            )));
+            return Err(target.does_not_fit("a ShellCommand, or a ToolCall that was recorded with a command", "none"));
         }
         if opening.policy() == ReplayPolicy::RecordOnly {
-            return Err(target.refuse(format!("CommandOverride names {what}, which was recorded as RecordOnly and is never run again")));
+            return Err(target.refuse(format!(
+                "CommandOverride names {what}, which was recorded as RecordOnly and is never run again; {}",
+                instead(target.source, target.index)
+            )));
         }
         let command = target.patch.command.clone().unwrap_or_default();
         let literal = command.cwd.iter().filter(|cwd| !cwd.contains("{{"));
         for path in literal.chain(command.reads.iter().flatten()).chain(command.writes.iter().flatten()) {
-            crate::footprint::relative(path, target.source.root()).map_err(|e| target.refuse(format!("CommandOverride of {what}: {e}")))?;
+            crate::footprint::relative(path, target.source.root())
+                .map_err(|e| target.refuse_at("command", format!("{e}; name one of the workspace")))?;
         }
         if command.env.is_some() && self.env.contains_key(&target.index) {
-            return Err(target.same_field("EnvVarOverride"));
+            return Err(target.both_change("the environment", |p| p.env.is_some()));
         }
         if self.output.contains_key(&target.index) {
-            return Err(target.same_field("ToolOutputOverride"));
+            return Err(target.same_field(gives_output));
         }
         match self.command.insert(target.index, command) {
-            Some(_) => Err(target.same_field("another CommandOverride")),
+            Some(_) => Err(target.same_field(|p| p.command.is_some())),
             None => Ok(()),
         }
     }
 
     fn add_output(&mut self, target: &Target<'_>) -> Result<(), Refused> {
-        use SpanKind::*;
-        if !matches!(target.span().opening.kind, ToolCall | ShellCommand | Retrieval | FileRead) || target.source.is_container(target.index)
-        {
-            return Err(target.refuse(format!(
-                "ToolOutputOverride needs a ToolCall, ShellCommand, Retrieval or FileRead; {} is none of these",
-                target.what()
-            )));
+        if !takes_output(target.source, target.index) {
+            return Err(target.does_not_fit("a ToolCall, ShellCommand, Retrieval or FileRead", "none of these"));
         }
         let Some(output) = &target.patch.output else { return Ok(()) };
         let text = target.contents.text(&format!("{}.output", target.field), output.text.as_ref(), output.content_from.as_ref())?;
@@ -205,23 +243,23 @@ impl Patches {
 
     fn add_retrieval(&mut self, target: &Target<'_>) -> Result<(), Refused> {
         if target.span().opening.kind != SpanKind::Retrieval || target.source.is_container(target.index) {
-            return Err(target.refuse(format!("RetrievalContextOverride needs a Retrieval; {} is none", target.what())));
+            return Err(target.does_not_fit("a Retrieval", "none"));
         }
         let Some(retrieval) = &target.patch.retrieval else { return Ok(()) };
         let field = format!("{}.retrieval", target.field);
         let inline = retrieval.documents.as_ref().map(|d| json!(d).to_string());
         let text = target.contents.text(&field, inline.as_ref(), retrieval.content_from.as_ref())?;
         let documents: Vec<Value> =
-            serde_json::from_str(&text).map_err(|e| target.refuse(format!("the documents of {} are no JSON list: {e}", target.what())))?;
+            serde_json::from_str(&text).map_err(|e| target.refuse_at("retrieval", format!("the documents are no JSON list: {e}")))?;
         self.give(target, Output::overridden(&json!(documents).to_string(), 0))
     }
 
     fn give(&mut self, target: &Target<'_>, output: Output) -> Result<(), Refused> {
         if self.command.contains_key(&target.index) {
-            return Err(target.same_field("CommandOverride"));
+            return Err(target.same_field(|p| p.command.is_some()));
         }
         match self.output.insert(target.index, output) {
-            Some(_) => Err(target.same_field("another override of its output")),
+            Some(_) => Err(target.same_field(gives_output)),
             None => Ok(()),
         }
     }
@@ -237,10 +275,11 @@ impl Patches {
         let facts = target.source.facts.files.get(&span.id);
         for (n, file) in target.patch.files.iter().flatten().enumerate() {
             let field = format!("{}.files[{n}]", target.field);
-            let path =
-                crate::footprint::relative(&file.path, target.source.root()).map_err(|e| target.refuse(format!("files[{n}].path: {e}")))?;
+            let refuse = |message: String| target.refuse_at(&format!("files[{n}].path"), message);
+            let relative = |path: &str| crate::footprint::relative(path, target.source.root());
+            let path = relative(&file.path).map_err(|e| refuse(format!("{e}; name one of the workspace")))?;
             if path.is_empty() {
-                return Err(target.refuse(format!("files[{n}].path: {:?} is the workspace itself, and no file", file.path)));
+                return Err(refuse(format!("{:?} is the workspace itself, and no file; name a file in it", file.path)));
             }
             let content = target.contents.bytes(&field, file.content.as_ref(), file.content_from.as_ref())?;
             let fact = facts.and_then(|f| f.get(&path)).copied().unwrap_or_default();
@@ -248,8 +287,10 @@ impl Patches {
             let set = self.files.entry(target.index).or_default();
             let within = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
             if let Some(other) = set.iter().find(|f| within(&f.path, &path) || within(&path, &f.path)) {
-                return Err(target.refuse(format!(
-                    "files[{n}].path: {path:?} and {:?} of {} are the same file, or one lies in the other; keep one of them",
+                let clashes = |p: &Patch| p.files.iter().flatten().any(|f| relative(&f.path).is_ok_and(|p| p == other.path));
+                let of = target.earlier(clashes).map(|(field, _)| format!(" ({field})")).unwrap_or_default();
+                return Err(refuse(format!(
+                    "{path:?} and {:?}{of} of {} are the same file, or one lies in the other; keep one of them",
                     other.path,
                     target.what()
                 )));
@@ -261,23 +302,23 @@ impl Patches {
 
     fn add_snapshot(&mut self, target: &Target<'_>) -> Result<(), Refused> {
         let Some(snapshot) = &target.patch.snapshot else { return Ok(()) };
-        let content: Digest = snapshot.digest.parse().map_err(|e| target.refuse(format!("snapshot.digest: {e}")))?;
+        let content: Digest = snapshot.digest.parse().map_err(|e| target.refuse_at("snapshot.digest", format!("{e}")))?;
         let fact = target.source.facts.snapshots.get(&target.span().id).filter(|f| f.state.content == content).cloned();
-        match self.snapshot.insert(target.index, SnapshotOverride { content, fact }) {
-            Some(_) => Err(target.same_field("another SnapshotOverride")),
+        match self.snapshot.insert(target.index, SnapshotOverride { field: target.field.clone(), content, fact }) {
+            Some(_) => Err(target.same_field(|p| p.snapshot.is_some())),
             None => Ok(()),
         }
     }
 
     fn add_prompt(&mut self, target: &Target<'_>) -> Result<(), Refused> {
-        let count = messages_of(target, "PromptEdit")?;
+        let count = messages_of(target)?;
         let Some(patch) = &target.patch.prompt else { return Ok(()) };
         let uploaded: Option<PromptPatch> = match &patch.content_from {
             None => None,
             Some(from) => {
                 let text = target.contents.text(&format!("{}.prompt", target.field), None, Some(from))?;
                 Some(serde_json::from_str(&text).map_err(|e| {
-                    target.refuse(format!("the uploaded prompt is no JSON object with `system`, `message` or `messages`: {e}"))
+                    target.refuse_at("prompt", format!("what was uploaded is no JSON object with `system`, `message` or `messages`: {e}"))
                 })?)
             }
         };
@@ -286,12 +327,12 @@ impl Patches {
         if given.iter().filter(|g| **g).count() != 1
             || (uploaded.is_some() && (patch.system.is_some() || patch.message.is_some() || patch.messages.is_some()))
         {
-            return Err(target.refuse("PromptEdit takes exactly one of `system`, `message`, `messages` and `contentFrom`"));
+            return Err(target.refuse_at("prompt", "PromptEdit takes exactly one of `system`, `message`, `messages` and `contentFrom`"));
         }
         let texts = edit.system.iter().chain(edit.message.iter().map(|m| &m.content));
         for text in texts.chain(edit.messages.iter().flatten().map(|m| &m.content)) {
             crate::binding::holes(text).map_err(|e| {
-                target.refuse(format!("the prompt is a template and can't be read (write {{{{ '{{{{' }}}} for braces): {e}"))
+                target.refuse_at("prompt", format!("it is a template and can't be read (write {{{{ '{{{{' }}}} for braces): {e}"))
             })?;
         }
         let of = self.prompt.entry(target.index).or_default();
@@ -301,7 +342,8 @@ impl Patches {
         }
         if let Some(message) = &edit.message {
             let index = usize::try_from(message.index).ok().filter(|i| *i < count).ok_or_else(|| {
-                target.refuse(format!("message.index: {} is no message of {}, which has {count} (from 0)", message.index, target.what()))
+                let (index, what) = (message.index, target.what());
+                target.refuse_at("prompt.message.index", format!("{index} is no message of {what}, which has {count} (from 0)"))
             })?;
             clash |= of.messages.insert(index, message.content.clone()).is_some();
         }
@@ -309,38 +351,44 @@ impl Patches {
             clash |= of.system.is_some() || !of.messages.is_empty();
             of.all = Some(messages.clone());
         }
-        if clash { Err(target.same_field("another PromptEdit")) } else { Ok(()) }
+        let clashes = |p: &Patch| {
+            p.prompt.as_ref().is_some_and(|p| {
+                let index = |p: &PromptPatch| p.message.as_ref().map(|m| m.index);
+                let part = (p.system.is_some() && edit.system.is_some()) || (index(p).is_some() && index(p) == index(edit));
+                part || p.messages.is_some() || edit.messages.is_some() || p.content_from.is_some()
+            })
+        };
+        if clash { Err(target.same_field(clashes)) } else { Ok(()) }
     }
 
     fn add_model_config(&mut self, target: &Target<'_>) -> Result<(), Refused> {
-        messages_of(target, "ModelConfigEdit")?;
+        messages_of(target)?;
         let patch = target.patch.model_config.clone().unwrap_or_default();
         if patch == ModelConfigPatch::default() {
-            return Err(target.refuse("ModelConfigEdit changes nothing: give at least one of model, parameters, unset"));
+            return Err(target.refuse_at("modelConfig", "ModelConfigEdit changes nothing: give at least one of model, parameters, unset"));
         }
         for name in patch.parameters.keys().chain(&patch.unset) {
             if name == "messages" || name == "system" || name == "model" {
-                return Err(target.refuse(format!("ModelConfigEdit can't change `{name}`; use PromptEdit, or `modelConfig.model`")));
+                let message = format!("ModelConfigEdit can't change `{name}`; use PromptEdit, or `modelConfig.model`");
+                return Err(target.refuse_at("modelConfig", message));
             }
         }
         let of = self.model_config.entry(target.index).or_default();
         if patch.model.is_some() && of.model.is_some() {
-            return Err(target.same_field("another ModelConfigEdit"));
+            return Err(target.same_field(|p| p.model_config.as_ref().is_some_and(|c| c.model.is_some())));
         }
         of.model = of.model.take().or(patch.model);
         for name in patch.parameters.keys().chain(&patch.unset) {
             if of.parameters.contains_key(name) || of.unset.contains(name) {
-                return Err(target.refuse(format!("the parameter {name:?} of {} is given twice; keep one of them", target.what())));
+                let of = |c: &ModelConfigPatch| c.parameters.contains_key(name) || c.unset.contains(name);
+                return Err(target.twice("modelConfig", "parameter", name, |p| p.model_config.as_ref().is_some_and(of)));
             }
         }
         let mut names: Vec<_> = patch.parameters.keys().chain(&patch.unset).collect();
         names.sort();
         if let Some(twice) = names.windows(2).find(|w| w[0] == w[1]) {
-            return Err(target.refuse(format!(
-                "the parameter {:?} of {} is both set and removed; keep one of them",
-                twice[0],
-                target.what()
-            )));
+            let message = format!("the parameter {:?} of {} is both set and removed; keep one of them", twice[0], target.what());
+            return Err(target.refuse_at("modelConfig", message));
         }
         of.parameters.extend(patch.parameters.clone());
         of.unset.extend(patch.unset.clone());
@@ -404,15 +452,45 @@ fn apply(env: &mut BTreeMap<String, String>, vars: Option<&Vec<EnvVar>>) {
 }
 
 /// How many messages the target's request has.
-fn messages_of(target: &Target<'_>, kind: &str) -> Result<usize, Refused> {
+fn messages_of(target: &Target<'_>) -> Result<usize, Refused> {
+    let messages = |request: &Value| request.get("messages").and_then(Value::as_array).map(Vec::len);
     match &target.span().opening.executor {
-        Some(Executor::Model { request, .. }) => match request.get("messages").and_then(Value::as_array) {
-            Some(messages) => Ok(messages.len()),
-            None => {
-                Err(target.refuse(format!("{kind} needs a model call whose request has `messages`; that of {} has none", target.what())))
-            }
-        },
-        _ => Err(target.refuse(format!("{kind} needs a model call that was recorded with its request; {} is none", target.what()))),
+        Some(Executor::Model { request, .. }) => messages(request).ok_or_else(|| {
+            let (kind, what) = (target.patch.r#type, target.what());
+            target.refuse(format!("{kind:?} needs a model call whose request has `messages`; that of {what} has none"))
+        }),
+        _ => Err(target.does_not_fit("a model call that was recorded with its request", "none")),
+    }
+}
+
+/// Whether a patch may give the span's output.
+fn takes_output(source: &Source, span: usize) -> bool {
+    use SpanKind::*;
+    matches!(source.spans[span].opening.kind, ToolCall | ShellCommand | Retrieval | FileRead) && !source.is_container(span)
+}
+
+fn gives_output(patch: &Patch) -> bool {
+    patch.output.is_some() || patch.retrieval.is_some()
+}
+
+/// What can be patched about a span that another patch does not fit.
+fn instead(source: &Source, span: usize) -> String {
+    let opening = &source.spans[span].opening;
+    let takes_output = takes_output(source, span);
+    let own = match &opening.executor {
+        _ if source.is_container(span) => return "use a patch on a span that it holds".into(),
+        _ if opening.kind == SpanKind::Retrieval => return "use RetrievalContextOverride for its documents".into(),
+        Some(Executor::FileWrite { .. }) => return "use FileContentOverride on the span after it".into(),
+        None if opening.kind == SpanKind::FileWrite => return "use FileContentOverride on the span after it".into(),
+        Some(Executor::Shell(_)) if takes_output && opening.policy() != ReplayPolicy::RecordOnly => "CommandOverride for its command",
+        Some(Executor::Model { .. }) => "PromptEdit or ModelConfigEdit for its request",
+        _ => "",
+    };
+    match (own, takes_output) {
+        ("", true) => "use ToolOutputOverride for its output".into(),
+        ("", false) => "use a patch on a span that reads its output".into(),
+        (own, true) => format!("use {own}, or ToolOutputOverride for its output"),
+        (own, false) => format!("use {own}"),
     }
 }
 
@@ -452,16 +530,20 @@ fn check_members(field: &str, patch: &Patch) -> Result<(), Refused> {
             )));
         }
     }
+    let refuse = |message: &str| Refused::PatchRefused { field: format!("{field}.command"), message: message.to_owned() };
     if let Some(command) = &patch.command {
         if command.script.is_some() && command.argv.is_some() {
-            return Err(refuse("CommandOverride takes `script` or `argv`, not both".into()));
+            return Err(refuse("CommandOverride takes `script` or `argv`, not both; keep one of them"));
         }
         if *command == CommandPatch::default() {
-            return Err(refuse("CommandOverride changes nothing: give at least one of script, argv, cwd, env, stdin".into()));
+            return Err(refuse("CommandOverride changes nothing: give at least one of script, argv, cwd, env, stdin"));
         }
-        if command.reads.is_some() != command.writes.is_some() {
-            return Err(refuse("`reads` and `writes` are declared together or not at all".into()));
-        }
+        let missing = match (&command.reads, &command.writes) {
+            (Some(_), None) => "writes",
+            (None, Some(_)) => "reads",
+            _ => return Ok(()),
+        };
+        return Err(refuse(&format!("`reads` and `writes` are declared together or not at all; `{missing}` is missing")));
     }
     Ok(())
 }

@@ -48,11 +48,12 @@ impl<'a> Prepared<'a> {
         let fork = Self::without_facts(source, contents, spec)?;
         for (target, snapshot) in &fork.patches.snapshot {
             if snapshot.fact.is_none() {
+                let span = &source.spans[*target].opening;
                 let message = format!(
-                    "SnapshotOverride of {:?}: no run of this namespace was recorded with a workspace whose content digest is {}; `kubectl replay show RUN SPAN -o json` has those around a span",
-                    source.spans[*target].opening.name, snapshot.content
+                    "no run of this namespace was recorded with a workspace whose content digest is {}, which span {:?} ({}) is to start from; `kubectl replay show RUN SPAN -o json` has those around a span",
+                    snapshot.content, span.name, span.kind
                 );
-                return Err(Refused::PatchRefused { field: "spec.patches".into(), message });
+                return Err(Refused::PatchRefused { field: format!("{}.snapshot.digest", snapshot.field), message });
             }
         }
         Ok(fork)

@@ -153,7 +153,8 @@ fn approval(fork: &Prepared<'_>, span: usize, rendered: Option<&Rendered>) -> Op
         return Some((Blocked::new(BlockedReason::ApprovalNeeded, message), Level::Maybe));
     };
     let now = arguments_digest(rendered);
-    let then = fork.recorded_inputs(span).map(|r| arguments_digest(&r));
+    // What a fork before this one left blocked, nobody has let through with the arguments that it has since.
+    let then = fork.recorded_inputs(span).filter(|_| !fork.source.was_left_out(span)).map(|r| arguments_digest(&r));
     if then == Some(now) || fork.is_approved(span, &now) {
         return None;
     }

@@ -3,9 +3,8 @@
 //!
 //! `REPLAYFORK_PROPERTY_CASES` sets the number of cases.
 
-#[path = "../common/memory.rs"]
-mod memory;
-mod product;
+#[path = "../common/mod.rs"]
+mod common;
 mod reference;
 mod world;
 
@@ -16,13 +15,15 @@ use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{Executor, Inputs, ReplayPolicy, RunEnvironment, SpanKind};
 use replayfork_core::patch::{Contents, Patch};
-use replayfork_core::plan::{self, FactsNeeded, Mark, Plan, Prepared};
-use replayfork_core::source::{Facts, FileFact, SnapshotFact, Source};
+use replayfork_core::plan::{self, Mark, Plan, Prepared};
+use replayfork_core::source::Source;
 use serde_json::{Value, json};
 
-use product::{Cache, Ran, replayed, unknown_paths};
-use reference::{End, Reference, seen};
-use world::{PATHS, States, answer, draft, id, record};
+use common::facts::facts;
+use common::files::States;
+use common::product::{Became, Cache, End, Ran, World, replayed, seen, unknown_paths};
+use reference::Reference;
+use world::{PATHS, Salted, answer, draft, id, record};
 
 /// One wish for a patch: where, which, and with what.
 type Wish = (prop::sample::Index, u8, u8);
@@ -48,8 +49,13 @@ fn patch(source: &Source, states: &States, at: usize, choice: u8, salt: u8) -> O
         3 if shell => json!({"type": "CommandOverride", "span": span.id, "command": {"script": format!("free {}", salt % 2)}}),
         4 if span.opening.sees_workspace() => {
             let files = span.snapshot_before.map(|s| states.0[&s.content].clone()).unwrap_or_default();
-            let content = if same { files.get(path).cloned().unwrap_or_default() } else { format!("patched {}", salt % 4) };
-            json!({"type": "FileContentOverride", "span": span.id, "files": [{"path": path, "content": content}]})
+            let content =
+                if same { files.get(path).map(|e| e.content().to_owned()).unwrap_or_default() } else { format!("patched {}", salt % 4) };
+            let mut file = json!({"path": path, "content": content});
+            if salt.is_multiple_of(5) {
+                file["executable"] = json!(salt.is_multiple_of(2));
+            }
+            json!({"type": "FileContentOverride", "span": span.id, "files": [file]})
         }
         5 if model => {
             json!({"type": "PromptEdit", "span": span.id, "prompt": {"message": {"index": 0, "content": format!("edited {}", salt % 2)}}})
@@ -68,13 +74,15 @@ fn patch(source: &Source, states: &States, at: usize, choice: u8, salt: u8) -> O
     })
 }
 
-/// A patch type for each span at most: conflicts are refused, and that has tests of its own.
+/// Patches that don't conflict: conflicts are refused, and that has tests of its own.
 fn patches(source: &Source, states: &States, fork_span: usize, wishes: &[Wish]) -> Vec<Value> {
     let mut targets = BTreeSet::new();
     let mut found = Vec::new();
     for (at, choice, salt) in wishes {
         let at = fork_span + at.index(source.spans.len() - fork_span);
-        if source.unit_above(at).is_none() && targets.insert(at) {
+        // Files and workspaces go together with another patch on the same span.
+        let field = if matches!(choice, 4 | 8) { *choice } else { 0 };
+        if source.unit_above(at).is_none() && targets.insert((at, field)) {
             found.extend(patch(source, states, at, *choice, *salt));
         }
     }
@@ -85,26 +93,6 @@ fn patches(source: &Source, states: &States, fork_span: usize, wishes: &[Wish]) 
         found.push(json!({"type": "EnvVarOverride", "span": id(container), "env": [{"name": "V", "value": format!("c{}", salt % 2)}]}));
     }
     found
-}
-
-fn facts(source: &Source, states: &States, needed: FactsNeeded) -> Facts {
-    let mut facts = Facts::default();
-    for (target, before, files) in needed.files {
-        let recorded = before.map(|s| states.0[&s.content].clone()).unwrap_or_default();
-        let known = before.is_some();
-        let of_file = |f: &replayfork_core::patch::FileOverride| {
-            let same = known.then(|| recorded.get(&f.path).is_some_and(|c| c.as_bytes() == &*f.content));
-            (f.path.clone(), FileFact { same, executable: false })
-        };
-        facts.files.insert(source.spans[target].id.clone(), files.iter().map(of_file).collect());
-    }
-    for (target, before, content) in needed.snapshots {
-        let recorded = before.map(|s| states.0[&s.content].clone()).unwrap_or_default();
-        let state = replayfork_core::model::SnapshotRef { content, node: content };
-        let changed = before.map(|_| world::changes(&recorded, &states.0[&content]));
-        facts.snapshots.insert(source.spans[target].id.clone(), SnapshotFact { state, changed });
-    }
-    facts
 }
 
 fn spec(fork_span: usize, patches: &[Value], options: u16) -> ForkSpec {
@@ -138,18 +126,15 @@ fn approve(spec: &mut ForkSpec, plan: &Plan) {
 fn within_the_plan(source: &Source, plan: &Plan, got: &End, ran: &Ran, cache: bool) -> Result<(), TestCaseError> {
     let mark = |n: usize| plan.spans.iter().find(|p| p.id == id(n)).and_then(|p| p.mark);
     for n in (0..source.spans.len()).filter(|&n| source.is_unit(n)) {
-        let (did_run, blocked) = (ran.executed.contains(&n) || ran.served.contains(&n), got.blocked.contains(&n));
+        let became = ran.became.get(&n);
+        let did_run = matches!(became, Some(Became::Executed | Became::Served));
+        let blocked = got.blocked.contains(&n);
         prop_assert!(!did_run || mark(n).is_some_and(Mark::may_run), "{} ran, and the plan says {:?}", id(n), mark(n));
-        prop_assert!(
-            !blocked || mark(n).is_some_and(Mark::may_block),
-            "{} was blocked ({:?}), and the plan says {:#?}",
-            id(n),
-            ran.reasons,
-            plan.spans
-        );
+        prop_assert!(!blocked || mark(n).is_some_and(Mark::may_block), "{} was {became:?}, and the plan says {:#?}", id(n), plan.spans);
         prop_assert!(did_run || cache || mark(n) != Some(Mark::WillRun), "{} should have run", id(n));
         prop_assert!(blocked || mark(n) != Some(Mark::WillBeBlocked), "{} should have been blocked", id(n));
-        for reason in ran.reasons.get(&n).into_iter().flatten() {
+        let reasons = if let Some(Became::Blocked(reasons)) = became { &reasons[..] } else { &[] };
+        for reason in reasons {
             let foreseen = plan.spans.iter().find(|p| p.id == id(n)).is_some_and(|p| p.blocked.iter().any(|b| b.reason.as_str() == reason));
             prop_assert!(foreseen, "{} was blocked by {reason}, which the plan does not name", id(n));
         }
@@ -178,7 +163,7 @@ fn equal(source: &Source, got: &End, want: &End) -> Result<(), TestCaseError> {
 /// Nothing is executed whose inputs are as recorded, but where that can't be known or is not wanted.
 fn nothing_needless(fork: &Prepared<'_>, plan: &Plan, ran: &Ran) -> Result<(), TestCaseError> {
     let source = fork.source;
-    for &n in ran.executed.iter().chain(&ran.served) {
+    for n in ran.those(|b| matches!(b, Became::Executed | Became::Served)) {
         let excused = !fork.spec.reuse.early_cutoff
             || source.entangled(n).is_some()
             || source.spans[n].opening.inputs == Inputs::Unknown
@@ -214,21 +199,27 @@ fn fork_once(
     let fork = Prepared::new(&source, &contents, &spec).unwrap();
     let plan = plan::of(&fork);
     let uses_cache = cache.is_some();
-    let mut own_cache = Cache::new();
-    let (got, ran, after) = replayed(&fork, states, cache.unwrap_or(&mut own_cache), "")?;
+    let (paths, mut own_cache) = (paths(), Cache::new());
+    let world = World { states, paths: &paths, cache: cache.unwrap_or(&mut own_cache), physics: &mut Salted("") };
+    let (got, ran, after) = replayed(&fork, world).map_err(TestCaseError::fail)?;
     within_the_plan(&source, &plan, &got, &ran, uses_cache)?;
     nothing_needless(&fork, &plan, &ran)?;
-    let mut reference = Reference::new(&source, states, &spec, fork_span, &ran.cached);
+    let cached = ran.those(|b| *b == Became::Cached);
+    let mut reference = Reference::new(&source, states, &spec, fork_span, &cached);
     if !spec.reuse.early_cutoff {
         reference.forced = plan.spans.iter().filter(|p| p.mark.is_some()).filter_map(|p| source.index(&p.id)).collect();
     }
-    let want = reference.run(unknown_paths(&fork));
+    let want = reference.run(unknown_paths(&fork, &paths));
     equal(&source, &got, &want)?;
     let inherited = fork.to_inherit();
     let bare = Source::new(RunEnvironment::default(), ran.spans, BTreeMap::new());
     let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(after.diff(a, b))).unwrap();
     let forked = Source::new(RunEnvironment::default(), bare.spans, changed).with_inherited(inherited.clone());
     Ok((forked, after, inherited))
+}
+
+fn paths() -> Vec<String> {
+    PATHS.iter().map(|p| (*p).to_owned()).collect()
 }
 
 fn cases() -> u32 {
@@ -239,7 +230,7 @@ fn config(share: u32) -> ProptestConfig {
     ProptestConfig {
         cases: cases() / share,
         max_global_rejects: 1_000_000,
-        max_shrink_iters: 4000,
+        max_shrink_iters: std::env::var("PROPTEST_MAX_SHRINK_ITERS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000),
         failure_persistence: None,
         ..ProptestConfig::default()
     }
@@ -312,7 +303,8 @@ proptest! {
         let source = source.with_facts(facts);
         let fork = Prepared::new(&source, &contents, &spec).unwrap();
         let plan = plan::of(&fork);
-        let (got, ran, _) = replayed(&fork, &states, &mut Cache::new(), &salt)?;
+        let world = World { states: &states, paths: &paths(), cache: &mut Cache::new(), physics: &mut Salted(&salt) };
+        let (got, ran, _) = replayed(&fork, world).map_err(TestCaseError::fail)?;
         within_the_plan(&source, &plan, &got, &ran, false)?;
     }
 }

@@ -11,22 +11,9 @@ use replayfork_core::model::{Executor, Inputs, Output, ReplayPolicy, Status, Ver
 use replayfork_core::patch::{Contents, Patches};
 use replayfork_core::source::Source;
 
-use crate::world::{Files, PATHS, Reach, States, covered, perform, set, value};
-
-/// How a fork ended.
-#[derive(Clone, Debug, Default)]
-pub struct End {
-    pub files: Files,
-    pub unknown: BTreeSet<String>,
-    /// What each unit gave, blocked ones left out.
-    pub outputs: BTreeMap<usize, Option<SpanValue>>,
-    pub blocked: BTreeSet<usize>,
-}
-
-/// Values as far as a reader can tell them apart.
-pub fn seen(value: &SpanValue) -> (String, String, i32, Status) {
-    (value.output.text.clone(), value.output.stderr.clone(), value.output.exit_code.unwrap_or(0), value.status)
-}
+use crate::common::files::{Entry, Reach, States, covered, set};
+use crate::common::product::{End, seen, value};
+use crate::world::{PATHS, perform};
 
 fn same(a: Option<&SpanValue>, b: Option<&SpanValue>) -> bool {
     a.map(seen) == b.map(seen)
@@ -162,7 +149,8 @@ impl<'a> Reference<'a> {
                 self.end.unknown.clear();
             }
             for file in self.patches.files.get(&target).into_iter().flatten() {
-                self.end.files.insert(file.path.clone(), String::from_utf8(file.content.to_vec()).unwrap());
+                let content = String::from_utf8(file.content.to_vec()).unwrap();
+                set(&mut self.end.files, &file.path, Some(&Entry::File { content, executable: file.executable }));
                 self.end.unknown.remove(&file.path);
                 self.touched = true;
             }
@@ -352,7 +340,7 @@ impl<'a> Reference<'a> {
             let then = Contract::recorded(self.source, n).unwrap().render(self.source, &|i| value(self.source, i)).ok();
             let approved = |digest: &str| digest == arguments_digest(rendered).to_string();
             let consent = self.spec.approvals.iter().any(|a| a.span == record.id && approved(&a.input_digest));
-            if then.as_ref() != Some(rendered) && !consent {
+            if (then.as_ref() != Some(rendered) || self.source.was_left_out(n)) && !consent {
                 return false;
             }
         }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use replayfork_core::binding::SpanValue;
 use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::contract::{Action, Contract, action};
 use replayfork_core::digest::Hasher;
@@ -15,7 +14,8 @@ use replayfork_core::model::{
 use replayfork_core::source::Source;
 use serde_json::{Value, json};
 
-pub use crate::memory::{Files, States, changes, set};
+use crate::common::files::{Entry, Files, Reach, States, changes, covered, set};
+use crate::common::product::{Physics, value};
 
 /// The last ones are declared by nobody.
 pub const PATHS: [&str; 9] = ["f0", "f1", "f2", "d/f3", "d/f4", "e/f5", "stray", "d/other", "e/other"];
@@ -79,16 +79,6 @@ pub fn short(parts: &[&str]) -> String {
     hasher.finish().to_string()[..6].to_owned()
 }
 
-/// What a step may see and write, as the physics needs it.
-pub struct Reach<'a> {
-    pub sees: &'a [Pattern],
-    pub writes: &'a [Pattern],
-}
-
-pub fn covered(patterns: &[Pattern], path: &str) -> bool {
-    patterns.iter().any(|p| p.covers(&Pattern::Path(path.to_owned())))
-}
-
 /// The answer of the model that answers everything.
 pub fn answer(salt: &str, request: &Value) -> String {
     short(&["model", salt, &request.to_string()])
@@ -100,7 +90,7 @@ pub fn perform(action: &Action, reach: &Reach<'_>, files: &Files, salt: &str) ->
     let text = |text: String| Output { text: text.clone(), stdout: text, ..Output::default() };
     match action {
         Action::Run(command) => {
-            let seen: Vec<_> = files.iter().filter(|(p, _)| covered(reach.sees, p)).map(|(p, c)| format!("{p}={c}")).collect();
+            let seen: Vec<_> = files.iter().filter(|(p, _)| covered(reach.sees, p)).map(|(p, e)| format!("{p}={}", e.content())).collect();
             let said = short(&[&command.argv.join(" "), &format!("{:?}{}", command.env, command.stdin), &seen.join(","), salt]);
             let coin = |of: &str| short(&[&said, of]).as_bytes()[0] % 4;
             for path in PATHS.iter().filter(|p| covered(reach.writes, p)) {
@@ -110,8 +100,8 @@ pub fn perform(action: &Action, reach: &Reach<'_>, files: &Files, salt: &str) ->
                     0 => drop(after.remove(*path)),
                     1 => {}
                     // The same content from time to time, whatever was read.
-                    2 => drop(after.insert((*path).to_owned(), "same".into())),
-                    _ => drop(after.insert((*path).to_owned(), short(&[&said, path]))),
+                    2 => set(&mut after, path, Some(&Entry::file("same"))),
+                    _ => set(&mut after, path, Some(&Entry::file(short(&[&said, path])))),
                 }
             }
             let exit_code = i32::from(coin("exit") == 0);
@@ -119,14 +109,25 @@ pub fn perform(action: &Action, reach: &Reach<'_>, files: &Files, salt: &str) ->
             (status, Output { exit_code: Some(exit_code), ..text(said) }, after)
         }
         Action::ReadFile { path } => match files.get(path) {
-            Some(content) => (Status::Completed, text(content.clone()), after),
+            Some(content) => (Status::Completed, text(content.content().to_owned()), after),
             None => (Status::Failed, text("absent".into()), after),
         },
-        Action::WriteFile { path, content, .. } => {
-            after.insert(path.clone(), content.clone());
+        Action::WriteFile { path, content, executable } => {
+            set(&mut after, path, Some(&Entry::File { content: content.clone(), executable: *executable }));
             (Status::Completed, text("written".into()), after)
         }
         Action::AskModel { request } => (Status::Completed, text(answer(salt, request)), after),
+    }
+}
+
+/// The physics of a fork; `salt` makes its commands give something else than when recorded.
+pub struct Salted<'a>(pub &'a str);
+
+impl Physics for Salted<'_> {
+    fn perform(&mut self, action: &Action, reach: &Reach<'_>, files: &Files) -> (Status, Option<Output>, Files) {
+        let salt = if matches!(action, Action::AskModel { .. }) { "command" } else { self.0 };
+        let (status, output, files) = perform(action, reach, files, salt);
+        (status, Some(output), files)
     }
 }
 
@@ -167,7 +168,10 @@ fn opening(n: usize, draft: &Draft, spans: &[Span], parent: Option<usize>, start
     let (executor, input_bindings) = match draft.kind {
         0..=3 | 10 => (Some(Executor::Shell(Shell { script: Some(String::new()), env, ..Shell::default() })), bound("script")),
         4 => (Some(Executor::FileRead { path: path(&draft.reads) }), BTreeMap::new()),
-        5 | 6 => (Some(Executor::FileWrite { path: path(&draft.writes), content: String::new(), executable: false }), bound("content")),
+        5 | 6 => (
+            Some(Executor::FileWrite { path: path(&draft.writes), content: String::new(), executable: draft.quirk == 19 }),
+            bound("content"),
+        ),
         7 | 8 => {
             let request = json!({"model": "m", "temperature": 0.5, "messages": [{"role": "user", "content": ""}]});
             (Some(Executor::Model { provider: "p".into(), request }), bound("/messages/0/content"))
@@ -224,12 +228,12 @@ struct Underway {
     n: usize,
     ends: i64,
     closing: Closing,
-    writes: BTreeMap<String, Option<String>>,
+    writes: BTreeMap<String, Option<Entry>>,
 }
 
 /// Records a run. A step reads when it begins and writes when it ends.
 pub fn record(drafts: &[Draft]) -> (Source, States) {
-    let mut files: Files = PATHS[..4].iter().map(|p| ((*p).to_owned(), format!("initial {p}"))).collect();
+    let mut files: Files = PATHS[..4].iter().map(|p| ((*p).to_owned(), Entry::file(format!("initial {p}")))).collect();
     let (mut states, mut spans) = (States::default(), Vec::<Span>::new());
     let mut underway: Vec<Underway> = Vec::new();
     let parents = parents(drafts);
@@ -237,10 +241,11 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
         let started = n as i64 * 100 + 1;
         end(&mut spans, &mut states, &mut files, &mut underway, started);
         if let Some(gap) = draft.gap.filter(|_| underway.is_empty()) {
-            files.insert(PATHS[gap].to_owned(), format!("gap {n}"));
+            files.insert(PATHS[gap].to_owned(), Entry::file(format!("gap {n}")));
         }
         let opening = opening(n, draft, &spans, parents[n], started);
-        let holds = parents.iter().enumerate().filter(|(_, p)| **p == Some(n)).map(|(i, _)| i).max();
+        let below = |i: usize| std::iter::successors(parents[i], |&p| parents[p]).any(|p| p == n);
+        let holds = (0..parents.len()).rfind(|&i| below(i));
         let snapshot_before = opening.sees_workspace().then(|| states.record(&files));
         spans.push(Span {
             id: id(n),
@@ -271,7 +276,9 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
                 footprint = footprint.with(Footprint::of(&inner, inner.executor.as_ref(), None).unwrap());
             }
             let reach = Reach { sees: &footprint.sees, writes: &footprint.writes };
-            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, &files, "");
+            // A model that is asked the same twice need not say the same.
+            let salt = if matches!(opening.executor, Some(Executor::Model { .. })) { ["", "again"][n % 2] } else { "" };
+            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, &files, salt);
             if draft.quirk == 17
                 && underway.is_empty()
                 && draft.overlaps == 0
@@ -279,7 +286,7 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
                 && matches!(opening.executor, Some(Executor::Shell(_)))
             {
                 // It writes what it does not declare.
-                after.insert(PATHS[DECLARED].to_owned(), format!("stray {n}"));
+                after.insert(PATHS[DECLARED].to_owned(), Entry::file(format!("stray {n}")));
             }
             (status, output, after)
         } else {
@@ -298,7 +305,7 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
     (Source::new(RunEnvironment::default(), spans, changed), states)
 }
 
-/// Who holds whom: containers and units hold the steps right after them, one level deep.
+/// Who holds whom: containers and units hold the steps right after them; a container may hold another one.
 fn parents(drafts: &[Draft]) -> Vec<Option<usize>> {
     let mut parents = vec![None; drafts.len()];
     let mut n = 0;
@@ -308,8 +315,12 @@ fn parents(drafts: &[Draft]) -> Vec<Option<usize>> {
             10 if verdict(&drafts[n]) == (Verdict::None, false) => drafts[n].holds.min(2),
             _ => 0,
         };
+        let mut holder = n;
         for i in (n + 1..drafts.len()).take(holds) {
-            parents[i] = Some(n);
+            parents[i] = Some(holder);
+            if drafts[n].kind == 12 && drafts[i].kind == 12 {
+                holder = i;
+            }
         }
         n += holds + 1;
     }
@@ -326,9 +337,4 @@ fn end(spans: &mut [Span], states: &mut States, files: &mut Files, underway: &mu
         spans[n].closing = Some(closing);
         spans[n].snapshot_after = spans[n].snapshot_before.map(|_| states.record(files));
     }
-}
-
-pub fn value(source: &Source, i: usize) -> Result<SpanValue, String> {
-    let span = &source.spans[i];
-    span.output().map(|o| SpanValue { output: o.clone(), status: span.status() }).ok_or_else(|| "nothing".to_owned())
 }

@@ -1,0 +1,69 @@
+//! A patch that changes nothing gives an empty plan, whatever its type.
+
+use serde_json::{Value, json};
+
+use crate::build::{Recorded, asks, config, documents, env, file, on, output, prompt, run, says, script_that_sees, sh, snapshot, unset};
+use replayfork_core::model::SpanKind;
+
+fn one_of_each() -> Recorded {
+    run(&[("conf", "0")])
+        .step("shell", sh("put log 1; echo done").env("V", "0").sees(&["conf"], &["log"]))
+        .step("search", says(SpanKind::Retrieval, r#"[{"text":"d"}]"#))
+        .step("tool", says(SpanKind::ToolCall, "t"))
+        .step("ask", asks("tell {{ tool }}"))
+        .step("end", sh("echo {{ shell }} {{ search }} {{ ask }}; ls conf"))
+        .recorded()
+}
+
+#[test]
+fn the_recorded_value_again_reaches_nobody() {
+    let run = one_of_each();
+    let before_end = run.workspace_after("shell");
+    let patches: [(&str, Value); 13] = [
+        ("shell", script_that_sees("put log 1; echo done", &["conf"], &["log"])),
+        ("shell", json!({"type": "CommandOverride", "command": {"env": [{"name": "V", "value": "0"}]}})),
+        ("shell", env("V", "0")),
+        ("shell", unset("NEVER_SET")),
+        ("ask", env("V", "1")),
+        ("shell", file("conf", "0")),
+        ("tool", output("t")),
+        ("shell", output("done")),
+        ("ask", prompt("tell {{ tool }}")),
+        ("ask", config("temperature", json!(0.5))),
+        ("ask", json!({"type": "ModelConfigEdit", "modelConfig": {"model": "m", "unset": ["top_p"]}})),
+        ("search", documents(json!([{"text": "d"}]))),
+        ("end", snapshot(&before_end)),
+    ];
+    for (span, patch) in patches {
+        let fork = run.fork("shell", json!([on(span, patch.clone())]));
+        assert!(fork.plan.spans.is_empty() && fork.plan.is_empty(), "{span} {patch}: {:?}", fork.plan.spans);
+        assert_eq!(fork.plan.counts.reusable, 5, "{patch}");
+        fork.tells(&[]).has("conf", "0").has("log", "1").gives("ask", "tell t at 0.5");
+    }
+}
+
+#[test]
+fn and_another_value_reaches_somebody() {
+    let run = one_of_each();
+    for (span, patch) in [
+        ("shell", env("V", "1")),
+        ("shell", unset("V")),
+        ("shell", file("conf", "1")),
+        ("tool", output("u")),
+        ("ask", prompt("tell {{ search }}")),
+        ("ask", config("temperature", json!(0.6))),
+        ("search", documents(json!([{"text": "e"}]))),
+        ("search", documents(json!([]))),
+    ] {
+        let fork = run.fork("shell", json!([on(span, patch.clone())]));
+        assert!(!fork.plan.spans.is_empty(), "{span} {patch}");
+    }
+}
+
+#[test]
+fn a_command_in_other_words_that_renders_to_the_same_is_the_same() {
+    let run = run(&[]).step("tool", says(SpanKind::ToolCall, "t")).step("use", sh("echo {{ tool }}").sees(&[], &[])).recorded();
+    run.fork("use", json!([script_that_sees("echo t", &[], &[])])).tells(&[]);
+    // What it may touch is one of its inputs.
+    run.fork("use", json!([crate::build::script("echo t")])).tells(&["use: will run (PatchedInput) -> ran"]);
+}
