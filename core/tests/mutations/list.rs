@@ -137,8 +137,8 @@ pub const MUTATIONS: &[Mutation] = &[
         "a recorded change outside of `writes` voids the declaration",
         Cases,
         "source.rs",
-        "if self.changed(unit).outside.is_empty() { footprint } else { Footprint::whole() }",
-        "footprint",
+        "if !changed.outside.is_empty() {",
+        "if false {",
     ),
     rule(
         "a new command keeps its declaration",
