@@ -3,6 +3,7 @@
 //!
 //! `REPLAYFORK_PROPERTY_CASES` sets the number of cases.
 
+mod part;
 mod product;
 mod reference;
 mod world;
@@ -211,6 +212,7 @@ fn fork_once(
     }
     let fork = Prepared::new(&source, &contents, &spec).unwrap();
     let plan = plan::of(&fork);
+    part::plans_the_same(&fork, &contents)?;
     let uses_cache = cache.is_some();
     let mut own_cache = Cache::new();
     let (got, ran, after) = replayed(&fork, states, cache.unwrap_or(&mut own_cache), "")?;
@@ -310,6 +312,7 @@ proptest! {
         let source = source.with_facts(facts);
         let fork = Prepared::new(&source, &contents, &spec).unwrap();
         let plan = plan::of(&fork);
+        part::plans_the_same(&fork, &Contents::default())?;
         let (got, ran, _) = replayed(&fork, &states, &mut Cache::new(), &salt)?;
         within_the_plan(&source, &plan, &got, &ran, false)?;
     }
