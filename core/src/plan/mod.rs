@@ -65,7 +65,7 @@ pub struct PlannedSpan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<Mark>,
     pub causes: Vec<Cause>,
-    /// Ids of the spans that it is affected through.
+    /// Ids of the spans that it is affected through, at most 8.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -118,7 +118,7 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub check: bool,
     pub counts: PlanCounts,
-    /// Affected and overridden spans in order.
+    /// Affected and overridden spans in order; an api-server lists the first 1,000.
     pub spans: Vec<PlannedSpan>,
     /// Further ones that are not listed.
     #[serde(default, skip_serializing_if = "is_zero")]
