@@ -71,10 +71,6 @@ async fn try_ready(client: &impl GenericClient, found: &Found, spec: &ForkSpec, 
     let singles = at.iter().copied().collect();
     let from = graph.reads_from(first);
     graphs::streams(client, found, &mut graph, from, &singles).await?;
-    let all = spec.patches.iter().chain(&inherits);
-    if all.clone().any(|p| p.files.is_some() || p.snapshot.is_some() || p.command.as_ref().is_some_and(|c| c.reads.is_some())) {
-        graphs::paths(client, found, &mut graph).await?;
-    }
     if spec.model.mode == ModelMode::Recorded {
         graphs::requests(client, found, &mut graph).await?;
     }
@@ -100,6 +96,7 @@ async fn try_ready(client: &impl GenericClient, found: &Found, spec: &ForkSpec, 
         let facts = facts(client, found, &source, needed).await?;
         let source = source.with_facts(facts);
         let Ok(fork) = Prepared::new(&source, &contents, spec) else { return Ok(None) };
+        graphs::paths(client, found, &mut graph, &fork.paths()).await?;
         let view = View::part(&fork, &graph, &places, &asked, starts_recorded);
         let outline = match outline(&view) {
             Ok(outline) => outline,

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use deadpool_postgres::GenericClient;
-use replayfork_core::graph::{CHUNK, Graph, NAMES, Named, NamesBlock};
+use replayfork_core::footprint::Pattern;
+use replayfork_core::graph::{CHUNK, Graph, NAMES, Named, NamesBlock, path_parts};
 use replayfork_core::model::SpanKind;
 use replayfork_core::plan::Names;
 
@@ -47,11 +48,14 @@ pub async fn make(client: &impl GenericClient, found: &Found) -> ApiResult<Graph
         rows.add(client, n, None, stream).await?;
     }
     rows.flush(client).await?;
-    for (part, data) in [(PATHS, graph.encode_paths()), (REQUESTS, graph.encode_requests())] {
-        rows.part = part;
-        rows.add(client, 0, None, data).await?;
-        rows.flush(client).await?;
+    rows.part = PATHS;
+    for (n, part) in graph.encode_paths().into_iter().enumerate() {
+        rows.add(client, n, None, part).await?;
     }
+    rows.flush(client).await?;
+    rows.part = REQUESTS;
+    rows.add(client, 0, None, graph.encode_requests()).await?;
+    rows.flush(client).await?;
     rows.part = NAME;
     for (n, block) in names.iter().enumerate() {
         rows.add(client, n, block.spans.first().map(|s| (s.ord, s.id.clone())), block.encode()).await?;
@@ -120,13 +124,20 @@ pub async fn streams(client: &impl GenericClient, found: &Found, graph: &mut Gra
     Ok(())
 }
 
-/// Reads the names of paths.
+/// Reads where in the tree paths are.
 ///
 /// # Errors
 /// What the database says.
-pub async fn paths(client: &impl GenericClient, found: &Found, graph: &mut Graph) -> ApiResult<()> {
-    let row = client.query_one("SELECT data FROM run_graphs WHERE rid = $1 AND part = $2", &[&found.rid, &PATHS]).await?;
-    graph.take_paths(row.get(0)).map_err(|e| ApiError::internal(&e))
+pub async fn paths(client: &impl GenericClient, found: &Found, graph: &mut Graph, paths: &[Pattern]) -> ApiResult<()> {
+    let parts: Vec<i32> = path_parts(paths).into_iter().map(|n| n as i32).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let sql = "SELECT data FROM run_graphs WHERE rid = $1 AND part = $2 AND n = ANY($3)";
+    for row in client.query(sql, &[&found.rid, &PATHS, &parts]).await? {
+        graph.take_paths(row.get(0)).map_err(|e| ApiError::internal(&e))?;
+    }
+    Ok(())
 }
 
 /// Reads the requests of model calls.

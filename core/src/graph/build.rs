@@ -10,7 +10,7 @@ use crate::model::{Executor, Fidelity, Status};
 use crate::plan::recorded_value;
 use crate::source::Source;
 
-/// Paths by parent and name, while the tree grows.
+/// Paths while the tree grows.
 struct Growing {
     tree: Tree,
     known: HashMap<String, u32>,
@@ -24,9 +24,9 @@ impl Growing {
         if let Some(&node) = self.known.get(path) {
             return node;
         }
-        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let parent = self.node(above);
-        let node = self.tree.push(parent, name);
+        let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+        self.node(above);
+        let node = self.tree.find_or_add(&Pattern::Path(path.to_owned())).node;
         self.known.insert(path.to_owned(), node);
         node
     }

@@ -1,14 +1,17 @@
 //! A graph as bytes, in parts that are stored and read apart.
 
-use super::{CHUNK, Container, Graph, NONE, Pat, Traits, Tree};
+use std::collections::BTreeSet;
+
+use super::{CHUNK, Container, Graph, NONE, Pat, Traits, Tree, tree};
 use crate::concurrency::Group;
+use crate::footprint::Pattern;
 use crate::model::CONTRACT_VERSION;
 
 /// Spans that a run may have to be planned.
 pub const MAX_SPANS: usize = 1 << 30;
 
 /// Of the form below; bytes of another one are made anew.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 
 /// Bytes that are no part of a graph, or of another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,6 +78,22 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
+/// The bytes of four numbers.
+fn sixteen(words: &[u32]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(words.iter().flat_map(|w| w.to_le_bytes())).for_each(|(to, byte)| *to = byte);
+    bytes
+}
+
+/// Parts of the list of paths.
+pub const PATH_PARTS: usize = 256;
+
+/// The parts of the list of paths in which these and the folders that they lie in are.
+pub fn path_parts<'p>(patterns: impl IntoIterator<Item = &'p Pattern>) -> BTreeSet<usize> {
+    let paths = patterns.into_iter().flat_map(|pattern| Tree::chain(pattern.path()));
+    paths.map(|path| tree::key(path)[0] as usize).collect()
+}
+
 impl Graph {
     /// What every walk reads.
     pub fn encode_head(&self) -> Vec<u8> {
@@ -119,7 +138,7 @@ impl Graph {
         graph.traits = input.numbers()?.into_iter().map(Traits).collect();
         let containers = input.numbers()?;
         graph.containers = containers.chunks_exact(3).map(|c| Container { span: c[0], above: c[1], runs: c[2] == 1 }).collect();
-        graph.tree = Tree { parents: input.numbers()?, names: String::new(), ends: Vec::new() };
+        graph.tree = Tree { parents: input.numbers()?, known: Default::default() };
         let groups = input.numbers()?;
         let mut rest = &groups[..];
         while let [members, separable, last, more @ ..] = rest {
@@ -162,24 +181,29 @@ impl Graph {
         Ok(())
     }
 
-    /// Names of paths: needed where a patch names paths.
-    pub fn encode_paths(&self) -> Vec<u8> {
-        let mut out = Writer::default();
-        out.text(&self.tree.names);
-        out.numbers(&self.tree.ends);
-        out.finish()
+    /// Where a patch names paths, the parts of this list at [`path_parts`] are needed.
+    pub fn encode_paths(&self) -> Vec<Vec<u8>> {
+        let mut parts = vec![Vec::new(); PATH_PARTS];
+        for (key, node) in &self.tree.known {
+            parts[key[0] as usize].extend(numbers(key).into_iter().chain([*node]));
+        }
+        let part = |part: Vec<u32>| {
+            let mut out = Writer::default();
+            out.numbers(&part);
+            out.finish()
+        };
+        parts.into_iter().map(part).collect()
     }
 
     /// # Errors
-    /// Bytes that [`Graph::encode_paths`] of this run did not write.
+    /// Bytes that [`Graph::encode_paths`] did not write.
     pub fn take_paths(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let mut input = Reader::new(bytes)?;
-        let (names, ends) = (input.text()?, input.numbers()?);
-        let fits = ends.len() == self.tree.parents.len() && ends.is_sorted() && ends.iter().all(|e| names.is_char_boundary(*e as usize));
-        if !fits {
-            return Err(Broken);
+        for entry in Reader::new(bytes)?.numbers()?.chunks_exact(5) {
+            if entry[4] as usize >= self.tree.parents.len() {
+                return Err(Broken);
+            }
+            self.tree.known.insert(sixteen(entry), entry[4]);
         }
-        (self.tree.names, self.tree.ends) = (names, ends);
         Ok(())
     }
 
@@ -196,12 +220,7 @@ impl Graph {
     /// Bytes that [`Graph::encode_requests`] did not write.
     pub fn take_requests(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         let all = Reader::new(bytes)?.numbers()?;
-        let digest = |words: &[u32]| {
-            let mut digest = [0; 16];
-            digest.iter_mut().zip(words.iter().flat_map(|w| w.to_le_bytes())).for_each(|(to, byte)| *to = byte);
-            digest
-        };
-        self.requests = all.chunks_exact(6).map(|r| (r[0], digest(&r[2..]), r[1] == 1)).collect();
+        self.requests = all.chunks_exact(6).map(|r| (r[0], sixteen(&r[2..]), r[1] == 1)).collect();
         Ok(())
     }
 }

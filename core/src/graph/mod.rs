@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use crate::concurrency::Group;
 
-pub use codec::{Broken, MAX_SPANS};
+pub use codec::{Broken, MAX_SPANS, PATH_PARTS, path_parts};
 pub use names::{NAMES, Named, NamesBlock};
 pub use traits::Traits;
 pub use tree::{Pat, Tree};

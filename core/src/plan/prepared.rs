@@ -123,6 +123,20 @@ impl<'a> Prepared<'a> {
         (self.first..self.source.spans.len()).filter(|&i| self.source.is_unit(i))
     }
 
+    /// Paths that patches name: of files, of given workspaces, and of what new commands may see and write.
+    pub fn paths(&self) -> Vec<Pattern> {
+        let patches = &self.patches;
+        let files = patches.files.values().flatten().map(|f| Pattern::Path(f.path.clone()));
+        let given = patches.snapshot.values().filter_map(|s| s.fact.as_ref()).flat_map(|f| f.changed.iter().flatten());
+        let mut paths: Vec<Pattern> = files.chain(given.cloned().map(Pattern::Path)).collect();
+        for (target, _) in patches.command.iter().filter(|(_, command)| command.voids_footprint()) {
+            if let Ok(contract) = Contract::patched(self.source, patches, *target) {
+                paths.extend(contract.footprint.sees.into_iter().chain(contract.footprint.writes));
+            }
+        }
+        paths
+    }
+
     /// What the templates of patches use, by target.
     pub fn holes(&self) -> Vec<(usize, Hole)> {
         let commands = self.patches.command.iter().flat_map(|(target, command)| {

@@ -15,7 +15,7 @@ fn stored(source: &Source) -> Graph {
     for (n, stream) in graph.encode_streams().enumerate() {
         read.take_stream(n, &stream).unwrap();
     }
-    read.take_paths(&graph.encode_paths()).unwrap();
+    graph.encode_paths().iter().for_each(|part| read.take_paths(part).unwrap());
     read.take_requests(&graph.encode_requests()).unwrap();
     assert_eq!(graph, read);
     read

@@ -151,14 +151,18 @@ impl Iterator for Generator {
                 1 => {
                     step.kind = 3;
                     step.name = "think".into();
-                    let far = if place > 2 { 2 } else { 1 };
-                    let bindings =
-                        if place > 1 { json!({"/messages/0/content": before(1), "/messages/1/content": before(far)}) } else { json!({}) };
+                    // What the three steps before gave; the first one of a task has nothing to go by.
+                    let far = if place > 4 { 3 } else { 1 };
+                    let bindings = if place > 1 {
+                        json!({"/messages/0/content": before(1), "/messages/1/content": before(far.min(2)), "/messages/2/content": before(far)})
+                    } else {
+                        json!({})
+                    };
                     step.needs.extend((1..=far).filter(|_| place > 1).map(|n| (at - n) as u32));
                     step.sees_workspace = false;
                     let message = |role: &str| json!({"role": role, "content": text});
                     opening = json!({"kind": "LlmCall", "model": "m", "input_bindings": bindings,
-                        "executor": {"type": "model", "provider": "openai", "request": {"model": "m", "messages": [message("user"), message("user")]}}});
+                        "executor": {"type": "model", "provider": "openai", "request": {"model": "m", "messages": [message("system"), message("user"), message("user")]}}});
                 }
                 2 => {
                     step.kind = 7;

@@ -20,7 +20,7 @@ use replayfork_api_server::endpoints::Endpoints;
 use replayfork_api_server::planning::{self, LISTED, Ready};
 use replayfork_api_server::store::{graphs, runs};
 use replayfork_core::fork::ForkSpec;
-use replayfork_core::plan::{Plan, outline};
+use replayfork_core::plan::{self, Plan, Prepared, outline};
 use serde_json::json;
 
 use database::said;
@@ -105,7 +105,7 @@ async fn bench() -> Result<()> {
     let pool = database::pool(&server.url()).await?;
     let client = pool.get().await?;
     database::make_edges(&client).await?;
-    let sizes: Vec<usize> = [100_000, 1_000_000].into_iter().filter(|steps| *steps <= most).collect();
+    let sizes: Vec<usize> = [100_000, 1_000_000].into_iter().filter(|steps| *steps <= most.max(100_000)).collect();
     for (seed, &steps) in sizes.iter().enumerate() {
         let begun = Instant::now();
         database::write(&client, Generator::new(seed as u64, steps), steps, &size(steps)).await?;
@@ -119,6 +119,7 @@ async fn bench() -> Result<()> {
     database::index_edges(&client).await?;
     let mut ratios = Vec::new();
     let mut per_step: Vec<(Case, f64)> = Vec::new();
+    same_by_all_records(&client, &Generator::new(0, 100_000), &size(100_000)).await?;
     for (seed, &steps) in sizes.iter().enumerate() {
         for case in [Case::Narrow, Case::Wide] {
             let rounds = if steps > 100_000 { 5 } else { 15 };
@@ -149,6 +150,23 @@ async fn planned(client: &Object, name: &str, spec: &ForkSpec, config: &Config, 
         ready.plan(config, endpoints, &found, &fork).map_err(refused)?.0
     };
     Ok((ready, plan))
+}
+
+/// A plan from the graph and few records is the one that all records give.
+async fn same_by_all_records(client: &Object, run: &Generator, name: &str) -> Result<()> {
+    let spec = Case::Narrow.spec(run, name)?;
+    let found = runs::find(client, "bench", name).await.map_err(said)?;
+    let refused = |refusal: planning::Refusal| anyhow::anyhow!(refusal.message);
+    let begun = Instant::now();
+    let input = planning::load(client, &found, &spec).await.map_err(said)?.map_err(refused)?;
+    let whole = plan::of(&Prepared::new(&input.source, &input.contents, &spec)?);
+    println!("{name} narrow: plan from all records, as a sandbox makes it, {:.1} s", begun.elapsed().as_secs_f64());
+    let (_, part) = planned(client, name, &spec, &config(), &Endpoints::load(None)?).await?;
+    anyhow::ensure!(
+        whole.digest == part.digest && whole.spans[..part.spans.len()] == part.spans,
+        "the plan from all records is another one"
+    );
+    Ok(())
 }
 
 /// Seconds that a plan takes, out of Postgres.

@@ -1,7 +1,7 @@
 //! Spans whose records are looked at: those that patches act on, and readers of outputs that patches give.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::answers::request_digest;
 use crate::binding::{BindingError, SpanValue};
@@ -15,13 +15,13 @@ use crate::reason::Cause;
 /// What patches say, by place in the run.
 pub(super) struct Acts {
     /// Spans whose own fields or outputs are patched, and whose records are therefore read.
-    pub named: HashSet<u32>,
+    pub named: Vec<u32>,
     /// Containers and units whose variables are patched.
     pub env: Vec<u32>,
     /// Targets of files and workspaces, in order, with what is written before them: a whole workspace first.
     pub before: Vec<(u32, Vec<(Pat, Option<bool>)>)>,
     /// What new commands may see and write.
-    pub footprints: HashMap<u32, (Vec<Pat>, Vec<Pat>)>,
+    pub footprints: BTreeMap<u32, (Vec<Pat>, Vec<Pat>)>,
     /// First halves of the digests of requests that the record or a fixture answers.
     pub answered: HashSet<[u8; 16]>,
 }

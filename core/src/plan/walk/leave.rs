@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 1000;
 impl Walk<'_, '_> {
     pub(super) fn visit_overridden(&mut self, step: &Step<'_>, x: &Exact) {
         let overriding = self.view.fork.overriding(x.small);
-        let group = self.groups.get(&step.span).map(|g| self.affected.get(&g.members[0]).map(|(level, _)| *level));
+        let group = self.group(step).map(|g| self.affected.get(&g.members[0]).map(|(level, _)| *level));
         let shows = step.traits.has(Traits::SHOWS_CHANGES);
         let kept = match group {
             Some(affected) => affected.is_none(),
@@ -53,7 +53,7 @@ impl Walk<'_, '_> {
 
     /// The step's changes are those of the record, as far as it is the one that shows them.
     fn shows_kept(&self, step: &Step<'_>) -> bool {
-        self.groups.get(&step.span).is_none_or(|g| g.members.last() == Some(&step.span))
+        self.group(step).is_none_or(|g| g.members.last() == Some(&step.span))
     }
 
     /// Files that patches write on a span whose output is given stand, where it changed them when recorded.
@@ -84,7 +84,8 @@ impl Walk<'_, '_> {
         if self.paths.is_empty() {
             return;
         }
-        let given = given.is_some() || self.view.small(step.span).is_some_and(|s| self.view.fork.patches.output.contains_key(&s));
+        let outputs = &self.view.fork.patches.output;
+        let given = given.is_some() || (!outputs.is_empty() && self.view.small(step.span).is_some_and(|s| outputs.contains_key(&s)));
         let patched = if given { self.patched_files(step) } else { Vec::new() };
         for kept in step.touches().filter(|t| t.has(touch::KEPT)) {
             if patched.iter().all(|(pat, _)| *pat != kept.pattern()) {
@@ -108,53 +109,64 @@ impl Walk<'_, '_> {
 
     /// What an affected span leaves behind.
     pub(super) fn after(&mut self, step: &Step<'_>, exact: Option<&Exact>, mark: Mark, known: &Known) {
-        let span = step.span as u32;
         let blocked = match mark {
             Mark::WillBeBlocked => Level::Certain,
             mark if mark.may_block() => Level::Maybe,
             _ => Level::No,
         };
         let is_write = step.traits.has(Traits::FILE_WRITE);
-        let alone = !step.traits.has(Traits::ENTANGLED);
         let gives_as_recorded = is_write && step.traits.has(Traits::COMPLETED) && step.traits.has(Traits::HAS_OUTPUT);
         let differs = if mark.may_run() && !gives_as_recorded { Level::Maybe } else { Level::No };
         self.set_output(step, differs, blocked, None);
         self.leave_out_inner(step, if matches!(mark, Mark::WillRun | Mark::WillBeBlocked) { Level::Certain } else { Level::Maybe });
-        // A FileWrite declares one path; where it can't be read, none.
-        let is_target = |pat: Pat| is_write && !pat.below && step.touches().any(|t| t.has(touch::WRITES) && t.pattern() == pat);
-        for pat in self.may_write(step, exact) {
-            let before = self.paths.of(pat);
-            let exactly = !pat.below;
-            let is_write = is_target(pat);
-            // A write that happens makes its path known again.
-            let stays = exactly && !(is_write && mark.may_run());
-            let left = if stays { before.blocked } else { before.blocked.min(Level::Maybe) };
-            let differs = match mark {
-                // It sets its path to a content that is known: the recorded one, or certainly another; unless another step wrote it
-                // at the same time.
-                mark if is_write && !mark.may_block() && exactly && alone && matches!(known, Known::AsRecorded | Known::Rendered(_)) => {
-                    match self.writes_as_recorded(step, exact, known) {
-                        true => Level::No,
-                        false if mark == Mark::WillRun => Level::Certain,
-                        false => Level::Maybe,
-                    }
-                }
-                mark if mark.may_run() => Level::Maybe,
-                _ if exactly => before.differs,
-                _ => before.differs.min(Level::Maybe),
-            };
-            let blocked = if is_write && !mark.may_block() { Level::No } else { blocked.max(left) };
-            let mut state = if blocked > Level::No && mark.may_block() { self.unknown(step) } else { PathState::default() };
-            (state.differs, state.blocked, state.triggers) = (differs, blocked, Few::one(span));
-            if blocked == Level::No || before.blocked > Level::No {
-                state.triggers.merge(before.triggers.as_slice());
+        if exact.is_none() {
+            for touched in step.touches().filter(|t| t.has(touch::WRITES | touch::DURING)) {
+                self.leave(step, None, touched.pattern(), mark, known, blocked);
             }
-            if blocked > Level::No && before.blocked > Level::No && mark != Mark::WillBeBlocked {
-                state.unknown_from.merge(before.unknown_from.as_slice());
-                state.unrecorded |= before.unrecorded;
+        } else {
+            for pat in self.may_write(step, exact) {
+                self.leave(step, exact, pat, mark, known, blocked);
             }
-            self.paths.set(pat, state);
         }
+    }
+
+    /// What an affected span leaves at one of the places that it may write.
+    fn leave(&mut self, step: &Step<'_>, exact: Option<&Exact>, pat: Pat, mark: Mark, known: &Known, blocked: Level) {
+        let span = step.span as u32;
+        let alone = !step.traits.has(Traits::ENTANGLED);
+        // A FileWrite declares one path; where it can't be read, none.
+        let is_write =
+            step.traits.has(Traits::FILE_WRITE) && !pat.below && step.touches().any(|t| t.has(touch::WRITES) && t.pattern() == pat);
+        let before = self.paths.of(pat);
+        let exactly = !pat.below;
+        // A write that happens makes its path known again.
+        let stays = exactly && !(is_write && mark.may_run());
+        let left = if stays { before.blocked } else { before.blocked.min(Level::Maybe) };
+        let differs = match mark {
+            // It sets its path to a content that is known: the recorded one, or certainly another; unless another step wrote it
+            // at the same time.
+            mark if is_write && !mark.may_block() && exactly && alone && matches!(known, Known::AsRecorded | Known::Rendered(_)) => {
+                match self.writes_as_recorded(step, exact, known) {
+                    true => Level::No,
+                    false if mark == Mark::WillRun => Level::Certain,
+                    false => Level::Maybe,
+                }
+            }
+            mark if mark.may_run() => Level::Maybe,
+            _ if exactly => before.differs,
+            _ => before.differs.min(Level::Maybe),
+        };
+        let blocked = if is_write && !mark.may_block() { Level::No } else { blocked.max(left) };
+        let mut state = if blocked > Level::No && mark.may_block() { self.unknown(step) } else { PathState::default() };
+        (state.differs, state.blocked, state.triggers) = (differs, blocked, Few::one(span));
+        if blocked == Level::No || before.blocked > Level::No {
+            state.triggers.merge(before.triggers.as_slice());
+        }
+        if blocked > Level::No && before.blocked > Level::No && mark != Mark::WillBeBlocked {
+            state.unknown_from.merge(before.unknown_from.as_slice());
+            state.unrecorded |= before.unrecorded;
+        }
+        self.paths.set(pat, state);
     }
 
     /// Whether a write, whose inputs are known, writes what it wrote when recorded.

@@ -177,6 +177,11 @@ impl<'a> Walk<'a, '_> {
             || (step.traits.has(Traits::SHELL) && !self.acts.env.is_empty() && self.is_below_env(step))
     }
 
+    /// The group that the unit is in, where its members can't be told apart.
+    fn group(&self, step: &Step<'_>) -> Option<&'a Group> {
+        if step.traits.has(Traits::ENTANGLED) { self.groups.get(&step.span).copied() } else { None }
+    }
+
     fn is_below_env(&self, step: &Step<'_>) -> bool {
         self.view.graph.above(step).iter().any(|above| self.acts.env.contains(above))
     }
@@ -218,7 +223,7 @@ impl<'a> Walk<'a, '_> {
     /// At the first member of an entangled group: whether any member is reached while the others are as recorded. What began
     /// between two members is looked at on the way, and all of it undone.
     fn visit_entangled(&mut self, step: &Step<'a>, scan: &Scan<'a>) {
-        let Some(group) = self.groups.get(&step.span).copied().filter(|g| g.members[0] == step.span) else { return };
+        let Some(group) = self.group(step).filter(|g| g.members[0] == step.span) else { return };
         let last = *group.members.last().unwrap_or(&step.span);
         let before = (self.drift, self.drifted, self.target, self.outline.length(), self.outline.counts, self.known.clone());
         self.paths.mark();
@@ -292,7 +297,7 @@ impl<'a> Walk<'a, '_> {
         }
         let (mut reach, known, exact) = self.reach(step, exact.as_ref()).with(exact);
         let alone = reach.level();
-        let group = self.groups.get(&step.span).and_then(|g| self.affected.get(&g.members[0]));
+        let group = self.group(step).and_then(|g| self.affected.get(&g.members[0]));
         if let Some((level, reached)) = group {
             let others: Vec<_> = reached.iter().copied().filter(|&m| m as usize != step.span).collect();
             if reach.differs < *level {
