@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cluster test-clean test-mutations bench-fork web-check tools generate
+.PHONY: help demo test check cluster test-clean test-mutations bench-fork bench-plan web-check tools generate
 
 # Images are built from the clone's own target folder.
 unexport CARGO_TARGET_DIR
@@ -54,6 +54,9 @@ bench-fork: tools ## From apply to the first re-executed step, against a bare Jo
 	@$(TOOL) parts
 	@$(TOOL) build --release
 	cargo run --release --package replayfork-tests --bin bench-fork
+
+bench-plan: ## Plans of 1e5 and 1e6 spans out of a real Postgres, against a recursive query and a bare BFS; DEV=1 is quicker to build
+	cargo run $(if $(DEV),,--release) --package replayfork-tests --bin bench-plan
 
 generate: ## What is generated from the types and committed: CRD, OpenAPI document, the viewer's types
 	cargo build --workspace

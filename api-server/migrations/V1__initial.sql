@@ -88,6 +88,7 @@ CREATE TABLE spans (
 ) PARTITION BY RANGE (rid);
 CREATE UNIQUE INDEX spans_in_order ON spans (rid, ord, span_id);
 CREATE INDEX spans_by_parent ON spans (rid, parent_id, ord);
+CREATE INDEX spans_by_name ON spans (rid, name, ord);
 
 CREATE TABLE span_events (
   rid bigint NOT NULL,
@@ -116,6 +117,21 @@ CREATE TABLE segments (
   data bytea NOT NULL,
   PRIMARY KEY (rid, segment)
 ) PARTITION BY RANGE (rid);
+
+-- What planning reads of a sealed run: numbers in place of records, made once from its spans when it is first planned, and anew
+-- where another version made them. Parts: 0 what every walk reads, 1 streams of 4096 spans each, 2 paths by their digests in 256 lists, 3 requests of
+-- model calls, 4 ids and names of 512 spans each. The first part is written last.
+CREATE TABLE run_graphs (
+  rid bigint NOT NULL REFERENCES runs,
+  part smallint NOT NULL,
+  n int NOT NULL,
+  -- Of ids and names, the first span.
+  first_ord bigint,
+  first_id text COLLATE "C",
+  data bytea NOT NULL,
+  PRIMARY KEY (rid, part, n)
+);
+ALTER TABLE run_graphs ALTER data SET STORAGE EXTERNAL;
 
 -- Makes the partitions of the month that `at` lies in; harmless where they exist.
 CREATE FUNCTION make_partitions(at timestamptz) RETURNS void LANGUAGE plpgsql AS $$
@@ -189,6 +205,8 @@ CREATE TABLE forks (
   source_rid bigint REFERENCES runs,
   fork_rid bigint REFERENCES runs ON DELETE SET NULL,
   plan jsonb,
+  -- Places in the source's order of all spans of the plan: 32 bits each, little-endian.
+  planned bytea,
   plan_digest bytea,
   environment jsonb,
   pod_uid text,

@@ -1,19 +1,4 @@
-//! The api-server: the only owner of Postgres. It takes what recorders send, plans forks, serves sandboxes, and hosts the viewer.
-//!
-//! It touches no Kubernetes object other than TokenReview and SubjectAccessReview.
-
-mod auth;
-mod config;
-mod db;
-mod diffing;
-mod endpoints;
-mod metrics;
-mod planning;
-mod problem;
-mod routes;
-mod state;
-mod store;
-mod tls;
+//! See the library: this is its process.
 
 use std::time::Duration;
 
@@ -24,11 +9,12 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::auth::Authenticator;
-use crate::config::{AuthMode, Config, LogFormat};
-use crate::endpoints::Endpoints;
-use crate::state::App;
-use crate::tls::{Certificate, TlsListener};
+use replayfork_api_server::auth::Authenticator;
+use replayfork_api_server::config::{AuthMode, Config, LogFormat};
+use replayfork_api_server::endpoints::Endpoints;
+use replayfork_api_server::state::App;
+use replayfork_api_server::tls::{Certificate, TlsListener};
+use replayfork_api_server::{db, routes, store};
 
 /// How often abandoned runs are looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);

@@ -1,16 +1,18 @@
 //! From rows to a plan: loading what the planner needs, and resolving what the sandbox is built from.
 
+mod part;
+
 use std::collections::BTreeMap;
 
 use deadpool_postgres::GenericClient;
-use replayfork_client::fork::{BlockedSpan, CloseReason, PlanOverview};
+use replayfork_client::fork::CloseReason;
 use replayfork_client::read::RunState;
 use replayfork_core::Digest;
 use replayfork_core::concurrency::{recorded_changes, seen_through_links};
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{RunEnvironment, SnapshotRef};
 use replayfork_core::patch::{Contents, Patch, Refused};
-use replayfork_core::plan::{self, FactsNeeded, Plan, Prepared};
+use replayfork_core::plan::{FactsNeeded, Plan, Prepared};
 use replayfork_core::source::{Facts, FileFact, SnapshotFact, Source};
 use replayfork_snapshot::{Kind, diff, entry_at, path_bytes, path_text};
 
@@ -21,8 +23,12 @@ use crate::store::blobs::{self, Loaded, Trees};
 use crate::store::runs::Found;
 use crate::store::{snapshots, spans};
 
+pub use part::{Ready, ready};
+
 /// Blocked spans that an overview shows.
 pub const SHOWN: usize = 20;
+/// Planned spans that a plan lists.
+pub const LISTED: usize = 1000;
 
 /// Folders that no workspace may be, or hold: the sandbox's own image lives there.
 const RESERVED: [&str; 14] =
@@ -44,14 +50,8 @@ pub struct Input {
     pub contents: Contents,
 }
 
-impl Input {
-    /// Uploaded contents that the spec and inherited patches name.
-    pub fn digests(&self, spec: &ForkSpec) -> Vec<Digest> {
-        named(spec, &self.source.inherited)
-    }
-}
-
-fn named(spec: &ForkSpec, inherited: &[Patch]) -> Vec<Digest> {
+/// Uploaded contents that the spec and inherited patches name.
+pub fn named(spec: &ForkSpec, inherited: &[Patch]) -> Vec<Digest> {
     let all = spec.contents().chain(inherited.iter().flat_map(Patch::contents));
     let mut digests: Vec<Digest> = all.filter_map(|c| c.digest.parse().ok()).collect();
     digests.sort_unstable();
@@ -59,14 +59,24 @@ fn named(spec: &ForkSpec, inherited: &[Patch]) -> Vec<Digest> {
     digests
 }
 
-/// Reads a run as planning a fork of it needs it.
+/// Reads a run with all records, as replaying a fork of it needs it.
 ///
 /// # Errors
 /// What the database says; inside, why the spec can't be planned.
 pub async fn load(client: &impl GenericClient, found: &Found, spec: &ForkSpec) -> ApiResult<Result<Input, Refusal>> {
     let source = source(client, found).await?;
+    let contents = contents(client, found, spec, &source.inherited).await?;
+    let needed = match Prepared::facts_needed(&source, &contents, spec) {
+        Ok(needed) => needed,
+        Err(refused) => return Ok(Err(refused.into())),
+    };
+    let facts = facts(client, found, &source, needed).await?;
+    Ok(Ok(Input { source: source.with_facts(facts), contents }))
+}
+
+async fn contents(client: &impl GenericClient, found: &Found, spec: &ForkSpec, inherited: &[Patch]) -> ApiResult<Contents> {
     let mut contents = Contents::default();
-    for digest in named(spec, &source.inherited) {
+    for digest in named(spec, inherited) {
         // What is not there is said by whoever needs it, with the patch that names it.
         match blobs::get(client, found.ns, &digest).await {
             Ok(content) => contents.insert(content),
@@ -74,12 +84,12 @@ pub async fn load(client: &impl GenericClient, found: &Found, spec: &ForkSpec) -
             Err(error) => return Err(error),
         }
     }
-    let needed = match Prepared::facts_needed(&source, &contents, spec) {
-        Ok(needed) => needed,
-        Err(refused) => return Ok(Err(refused.into())),
-    };
-    let facts = facts(client, found, &source, needed).await?;
-    Ok(Ok(Input { source: source.with_facts(facts), contents }))
+    Ok(contents)
+}
+
+async fn inherited(client: &impl GenericClient, found: &Found) -> ApiResult<Vec<Patch>> {
+    let row = client.query_one("SELECT inherits FROM runs WHERE rid = $1", &[&found.rid]).await?;
+    serde_json::from_value(row.get(0)).map_err(|e| ApiError::internal(&e))
 }
 
 /// A run with what each of its spans changed.
@@ -94,10 +104,8 @@ pub async fn source(client: &impl GenericClient, found: &Found) -> ApiResult<Sou
     })?;
     let bare = if through.is_empty() { bare } else { Source::new(bare.environment, bare.spans, through) };
     let changed = recorded_changes(&bare, |a, b| changed_paths(&mut trees, a, b))?;
-    let row = client.query_one("SELECT inherits FROM runs WHERE rid = $1", &[&found.rid]).await?;
-    let inherited = serde_json::from_value(row.get(0)).map_err(|e| ApiError::internal(&e))?;
     let Source { environment, spans, .. } = bare;
-    Ok(Source::new(environment, spans, changed).with_inherited(inherited))
+    Ok(Source::new(environment, spans, changed).with_inherited(inherited(client, found).await?))
 }
 
 fn changed_paths(trees: &mut Trees, a: &SnapshotRef, b: &SnapshotRef) -> ApiResult<Vec<String>> {
@@ -146,34 +154,18 @@ impl From<Refused> for Refusal {
     }
 }
 
-/// Plans a spec against a run, and resolves what the sandbox gets.
-///
-/// # Errors
-/// The refusal that ends the fork, in the user's words.
-pub fn plan_fork(config: &Config, endpoints: &Endpoints, found: &Found, fork: &Prepared<'_>) -> Result<(Plan, PlanOverview), Refusal> {
-    if let Some(endpoint) = &fork.spec.model.endpoint {
-        endpoints.check(endpoint, &found.run.namespace).map_err(|message| Refusal { reason: CloseReason::SpecInvalid, message })?;
-    }
-    let plan = plan::of(fork);
-    let environment = resolve(config, fork.source, &plan)?;
-    let blocked_spans = plan
-        .spans
-        .iter()
-        .filter_map(|s| {
-            s.blocked.first().map(|b| BlockedSpan { span: s.id.clone(), name: s.name.clone(), kind: s.kind, blocked: b.clone() })
-        })
-        .take(SHOWN)
-        .collect();
-    let overview = PlanOverview { digest: plan.digest, counts: plan.counts, blocked_spans, environment };
-    Ok((plan, overview))
+/// Whether the installation has the endpoint that the spec names.
+fn check_endpoint(endpoints: &Endpoints, found: &Found, spec: &ForkSpec) -> Result<(), Refusal> {
+    let Some(endpoint) = &spec.model.endpoint else { return Ok(()) };
+    endpoints.check(endpoint, &found.run.namespace).map_err(|message| Refusal { reason: CloseReason::SpecInvalid, message })
 }
 
-fn resolve(config: &Config, source: &Source, plan: &Plan) -> Result<RunEnvironment, Refusal> {
+/// What the sandbox is built from.
+fn resolve(config: &Config, has_workspace: bool, plan: &Plan) -> Result<RunEnvironment, Refusal> {
     let mut recorded = plan.environment.clone();
     if !plan.needs_sandbox() {
         return Ok(recorded);
     }
-    let has_workspace = source.spans.iter().any(|s| s.snapshot_before.is_some() || s.snapshot_after.is_some());
     if recorded.workspace_root.is_none() && !has_workspace {
         recorded.workspace_root = Some(NO_WORKSPACE.to_owned());
     }

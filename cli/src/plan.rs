@@ -106,6 +106,9 @@ fn show(answer: &PlanAnswer, output: Output) {
         header.extend(["ID", "THROUGH", "TO APPROVE"]);
     }
     table(&header, &rows);
+    if plan.spans_left_out > 0 {
+        println!("{} further spans are not listed.", plan.spans_left_out);
+    }
 }
 
 /// Reasons with what they are about; of a message that shows a place in a text, the line that says what is wrong.

@@ -122,6 +122,11 @@ impl Answers {
         Ok(())
     }
 
+    /// Digests of the requests that fixtures answer.
+    pub fn fixtures(&self) -> impl Iterator<Item = &Digest> {
+        self.fixtures.keys()
+    }
+
     /// The answer to a request that `span` makes: of several recorded ones the span's own, else the earliest; else a fixture's.
     pub fn find(&self, span: usize, request: &Value) -> Option<&Answer> {
         let digest = request_digest(request);

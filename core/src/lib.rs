@@ -12,6 +12,7 @@ pub mod digest;
 pub mod footprint;
 pub mod forensics;
 pub mod fork;
+pub mod graph;
 pub mod model;
 pub mod patch;
 pub mod plan;

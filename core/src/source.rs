@@ -1,6 +1,6 @@
 //! A recorded run as planning sees it: its spans in order, its tree, what each span changed, and which ran at the same time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -117,6 +117,16 @@ impl Source {
         }
         source.groups = concurrency::groups(&source);
         source.group_of = source.groups.iter().enumerate().flat_map(|(g, group)| group.members.iter().map(move |&m| (m, g))).collect();
+        source
+    }
+
+    /// Some spans of a run, with all that each is in, all that is in it and all that it needs; `containers` are those that hold
+    /// others, whether these are there or not. What ran at the same time, and the workspace's states, are not known to it.
+    pub fn part(environment: RunEnvironment, spans: Vec<Span>, changed: BTreeMap<String, Changed>, containers: &HashSet<String>) -> Self {
+        let mut source = Self::new(environment, spans, changed);
+        for (i, span) in source.spans.iter().enumerate() {
+            source.has_children[i] |= containers.contains(&span.id);
+        }
         source
     }
 
@@ -263,6 +273,11 @@ impl Source {
         }
         let sees = changed.through.iter().filter_map(|path| pattern(path, None).ok()).collect();
         footprint.with(Footprint { sees, writes: Vec::new() })
+    }
+
+    /// Units that ran at the same time.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
     }
 
     /// The units that ran at the same time as this one and whose changes can't be told from its own.

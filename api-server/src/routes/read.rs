@@ -13,7 +13,6 @@ use replayfork_client::read::{
 use replayfork_core::Digest;
 use replayfork_core::forensics::{End, Forensics};
 use replayfork_core::model::SnapshotRef;
-use replayfork_core::plan::Prepared;
 use replayfork_snapshot::{Kind, entry_at, path_bytes, path_text};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -261,9 +260,9 @@ pub async fn plan(State(app): State<App>, caller: Caller, Body(request): Body<Pl
     })?;
     planning::check_sealed(&found)?;
     let told = |refusal: planning::Refusal| refused("ForkRefused", refusal.message);
-    let input = planning::load(&db, &found, &request.spec).await?.map_err(told)?;
-    let fork = Prepared::new(&input.source, &input.contents, &request.spec).map_err(|r| told(r.into()))?;
-    let (plan, overview) = planning::plan_fork(&app.config, &app.endpoints, &found, &fork).map_err(told)?;
+    let ready = planning::ready(&db, &found, &request.spec, planning::LISTED).await?.map_err(told)?;
+    let fork = ready.fork(&request.spec).map_err(told)?;
+    let (plan, overview) = ready.plan(&app.config, &app.endpoints, &found, &fork).map_err(told)?;
     let plan = replayfork_core::plan::Plan { environment: overview.environment, ..plan };
     Ok(Json(PlanAnswer { run: found.run.id, run_name: found.run.name, plan }))
 }

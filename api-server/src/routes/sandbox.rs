@@ -116,7 +116,7 @@ pub async fn bundle(State(app): State<App>, Path(uid): Path<Uuid>, headers: Head
     let (db, _) = claimed(&app, &headers, uid).await?;
     let (spec, plan_digest, found) = load(&db, uid).await?;
     let input = planning::load(&db, &found, &spec).await?.map_err(|refusal| ApiError::conflict("ForkRefused", refusal.message))?;
-    let contents = input.digests(&spec);
+    let contents = planning::named(&spec, &input.source.inherited);
     let source = input.source;
     let sandbox = forks::get(&db, uid).await?.plan.map(|p| p.environment).unwrap_or_default();
     let deadline_seconds = spec.sandbox.deadline_seconds.unwrap_or(DEADLINE_SECONDS);

@@ -2,6 +2,7 @@
 
 pub mod blobs;
 pub mod forks;
+pub mod graphs;
 pub mod lineage;
 pub mod payload;
 pub mod runs;

@@ -369,7 +369,7 @@ pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()>
             format!("run {:?} is needed by its forks ({}); delete these first", found.run.name, names.join(", ")),
         ));
     }
-    for table in ["spans", "span_events", "span_edges", "segments", "snapshots", "run_deps", "results"] {
+    for table in ["spans", "span_events", "span_edges", "segments", "snapshots", "run_graphs", "run_deps", "results"] {
         client.execute(&format!("DELETE FROM {table} WHERE rid = $1"), &[&rid]).await?;
     }
     client.execute("UPDATE runs SET state = 'deleted', deleted_at = now() WHERE rid = $1", &[&rid]).await?;

@@ -314,22 +314,31 @@ pub(super) async fn rows(
         let last: i64 = rows.last().map_or(i64::MAX, |(r, _)| r.get("ord"));
         let sql = format!("SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord >= $2 AND s.ord <= $3");
         let own = client.query(&sql, &[&found.rid, &after_ord, &last]).await?;
-        let mut own: HashMap<String, Row> = own.into_iter().map(|r| (r.get("span_id"), r)).collect();
-        for (row, times) in &mut rows {
-            if let Some(over) = own.remove(row.get::<_, &str>("span_id")) {
-                *times = Some((row.get("started"), row.get::<_, Option<i64>>("ended").unwrap_or(i64::MAX)));
-                *row = over;
-            }
-        }
+        rows = laid_over(rows, own);
     }
     Ok(rows)
+}
+
+/// A fork's own rows in the places of its base's.
+fn laid_over(mut rows: Vec<(Row, Times)>, own: Vec<Row>) -> Vec<(Row, Times)> {
+    let mut own: HashMap<String, Row> = own.into_iter().map(|r| (r.get("span_id"), r)).collect();
+    for (row, times) in &mut rows {
+        if own.is_empty() {
+            break;
+        }
+        if let Some(over) = own.remove(row.get::<_, &str>("span_id")) {
+            *times = Some((row.get("started"), row.get::<_, Option<i64>>("ended").unwrap_or(i64::MAX)));
+            *row = over;
+        }
+    }
+    rows
 }
 
 /// Start and end that a span had in the run it was first recorded in.
 pub(super) type Times = Option<(i64, i64)>;
 
 /// A span with a row of the fork's own has only the states that the fork gave it: one in doubt, or blocked, may have none.
-pub(super) async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
+pub async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
     let own = snapshots::of_run(client, found.rid, Some(ids)).await?;
     let Some(base) = found.base_rid else { return Ok(own) };
     let rows = client.query("SELECT span_id FROM spans WHERE rid = $1 AND span_id = ANY($2)", &[&found.rid, &ids]).await?;
@@ -420,6 +429,18 @@ pub(super) async fn whole(client: &impl GenericClient, found: &Found, rows: &[(R
 /// What the database says.
 pub async fn all(client: &impl GenericClient, found: &Found) -> ApiResult<Vec<Span>> {
     let rows = rows(client, found, None, i64::MAX).await?;
+    whole(client, found, &rows).await
+}
+
+/// Some spans of a run with their payloads, in no order; ids that it does not have are left out.
+///
+/// # Errors
+/// What the database says.
+pub async fn of_ids(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<Vec<Span>> {
+    let sql = format!("SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.span_id = ANY($2) AND s.ord IS NOT NULL");
+    let base = client.query(&sql, &[&found.base_rid.unwrap_or(found.rid), &ids]).await?;
+    let own = if found.base_rid.is_some() { client.query(&sql, &[&found.rid, &ids]).await? } else { Vec::new() };
+    let rows = laid_over(base.into_iter().map(|row| (row, None)).collect(), own);
     whole(client, found, &rows).await
 }
 

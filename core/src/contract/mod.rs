@@ -195,6 +195,25 @@ impl Contract {
         always
     }
 
+    /// Names of the fields that are bound to upstream outputs, and are none of the executor's.
+    pub fn plain(&self) -> impl Iterator<Item = &String> {
+        self.fields.keys().filter(|field| field.starts_with("binding.") || field.starts_with("container."))
+    }
+
+    /// Whether nothing has to be rendered.
+    pub(crate) fn has_no_template(&self) -> bool {
+        self.template_bytes() == 0
+    }
+
+    pub(crate) fn template_bytes(&self) -> usize {
+        let mut bytes = 0;
+        let _ = self.each_template(|_, template| {
+            bytes += template.len().max(1);
+            Ok(())
+        });
+        bytes
+    }
+
     fn each_template(&self, mut f: impl FnMut(usize, &str) -> Result<(), BindingError>) -> Result<(), BindingError> {
         for field in self.fields.values() {
             match field {

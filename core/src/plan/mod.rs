@@ -4,25 +4,33 @@
 //! every output and every path whether it may differ and whether it may be unknown because of a blocked span. The result is an
 //! upper bound: what runs is in "will run" or "may run".
 
+mod outline;
 mod paths;
 mod prepared;
 mod reasons;
+mod view;
 mod walk;
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Digest;
-use crate::digest::Hasher;
 use crate::fork::ForkSpec;
+use crate::graph::Graph;
 use crate::model::{RunEnvironment, SpanKind};
 use crate::patch::{Contents, Refused};
 use crate::reason::{Blocked, Cause};
 use crate::source::Source;
 
-pub use paths::Level;
+pub use outline::{Causes, Outline, Planned};
+pub use paths::{Few, Level};
 pub use prepared::{FactsNeeded, Prepared};
 pub(crate) use prepared::{recorded_value, same_output};
+pub use reasons::Why;
+pub use view::{Names, Records, View};
+
 pub(crate) use reasons::{cannot_tell_writes, files_unknown, own_reasons, upstream_blocked};
 
 /// What will become of an affected span.
@@ -57,7 +65,7 @@ pub struct PlannedSpan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<Mark>,
     pub causes: Vec<Cause>,
-    /// Ids of the spans that it is affected through.
+    /// Ids of the spans that it is affected through, at most 8.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -78,7 +86,15 @@ pub struct PlanCounts {
     pub reusable: i64,
 }
 
+fn is_zero(n: &i64) -> bool {
+    *n == 0
+}
+
 impl PlanCounts {
+    fn may_be_run(&self) -> i64 {
+        self.will_run + self.may_run + self.may_run_or_block
+    }
+
     fn count(&mut self, mark: Option<Mark>) {
         *match mark {
             None => &mut self.overridden,
@@ -102,8 +118,11 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub check: bool,
     pub counts: PlanCounts,
-    /// Affected and overridden spans in order.
+    /// Affected and overridden spans in order; an api-server lists the first 1,000.
     pub spans: Vec<PlannedSpan>,
+    /// Further ones that are not listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub spans_left_out: i64,
     /// What the sandbox is built from: the recorded values or what the fork asks for.
     pub environment: RunEnvironment,
     /// What makes the plan larger than it had to be, or surprising.
@@ -114,12 +133,12 @@ pub struct Plan {
 impl Plan {
     /// Whether any span may be executed, so that a sandbox is needed.
     pub fn needs_sandbox(&self) -> bool {
-        self.spans.iter().any(|s| s.mark.is_some_and(Mark::may_run))
+        self.counts.may_be_run() > 0
     }
 
     /// Nothing is affected: the fork equals its source but for overridden outputs and patched files.
     pub fn is_empty(&self) -> bool {
-        self.spans.iter().all(|s| s.mark.is_none())
+        self.counts.may_be_run() + self.counts.will_block + self.counts.may_block == 0
     }
 }
 
@@ -131,53 +150,19 @@ pub fn plan(source: &Source, contents: &Contents, spec: &ForkSpec) -> Result<Pla
     Ok(of(&Prepared::new(source, contents, spec)?))
 }
 
-/// The plan of a prepared fork.
+/// The plan of a prepared fork, of which all records are there.
 pub fn of(fork: &Prepared<'_>) -> Plan {
-    let source = fork.source;
-    let (spans, counts) = walk::walk(fork);
-    let digest = Hasher::new("plan")
-        .value("source", &fork.spec.source)
-        .value("patches", &fork.spec.patches)
-        .value("inherited", &source.inherited)
-        .value("model", &fork.spec.model)
-        .value("approvals", &fork.spec.approvals)
-        .value("reuse", &fork.spec.reuse)
-        .value("environment", &fork.environment)
-        .value("spans", &spans)
-        .finish();
-    let fork_span = source.spans[fork.fork_span].id.clone();
-    let mut warnings = warnings(fork);
-    if spans.is_empty() && !fork.check {
-        let written = fork.patches.files.values().flatten().map(|f| format!("{:?}", f.path)).next();
-        let what =
-            written.map_or_else(|| "its patches change nothing".to_owned(), |path| format!("no step from there on sees {path} change"));
-        warnings.insert(0, format!("nothing is affected: {what}; the fork equals its source"));
-    }
-    Plan { digest, fork_span, check: fork.check, counts, spans, environment: fork.environment.clone(), warnings }
+    let graph = Graph::of(fork.source);
+    let view = View::whole(fork, &graph);
+    // No record is missing.
+    let outline = outline(&view).unwrap_or_default();
+    outline.plan(&view, &Records(fork.source), usize::MAX)
 }
 
-/// Warnings that a plan has at most.
-const MAX_WARNINGS: usize = 20;
-
-fn warnings(fork: &Prepared<'_>) -> Vec<String> {
-    let source = fork.source;
-    let mut warnings = Vec::new();
-    if fork.first < fork.fork_span && !fork.check {
-        warnings.push(format!(
-            "the fork starts at {:?}, before the fork span {:?}: they are one unit, or ran at the same time",
-            source.spans[fork.first].opening.name, source.spans[fork.fork_span].opening.name
-        ));
-    }
-    for unit in fork.units() {
-        let outside = &source.changed(unit).outside;
-        if let Some(path) = outside.first() {
-            warnings.push(format!(
-                "{:?} changed {path:?}{} when recorded, outside of what it declares to write; its declaration is void, so it counts as reading and writing everything",
-                source.spans[unit].opening.name,
-                if outside.len() > 1 { format!(" and {} more", outside.len() - 1) } else { String::new() }
-            ));
-        }
-    }
-    warnings.truncate(MAX_WARNINGS);
-    warnings
+/// The outline of a plan: all that is decided, without the words.
+///
+/// # Errors
+/// The spans whose records are needed beyond those that are there.
+pub fn outline(view: &View<'_>) -> Result<Outline, BTreeSet<u32>> {
+    walk::walk(view)
 }

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Digest;
 use crate::answers::Answers;
-use crate::binding::SpanValue;
+use crate::binding::{self, Hole, SpanValue};
 use crate::contract::{Contract, Rendered};
 use crate::footprint::{Pattern, pattern, relative};
 use crate::fork::{ForkSpec, ModelMode};
-use crate::model::{Executor, Fidelity, Inputs, Output, ReplayPolicy, RunEnvironment, SnapshotRef, Status};
+use crate::graph::Traits;
+use crate::model::{Executor, Fidelity, Output, RunEnvironment, SnapshotRef, Status};
 use crate::patch::{Contents, Patch, Patches, Refused};
 use crate::source::Source;
 
@@ -64,18 +65,29 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// As [`Prepared::new`], but for snapshots that are not there.
     pub fn facts_needed(source: &'a Source, contents: &Contents, spec: &'a ForkSpec) -> Result<FactsNeeded, Refused> {
-        let fork = Self::without_facts(source, contents, spec)?;
+        let mut needed = Self::without_facts(source, contents, spec)?.needed();
         let before = |target: usize| {
             let unit = (target..source.spans.len()).find(|&i| source.is_unit(i));
             unit.and_then(|unit| source.state_for_patches(unit))
         };
-        Ok(FactsNeeded {
-            files: fork.patches.files.iter().map(|(t, files)| (*t, before(*t), files.clone())).collect(),
-            snapshots: fork.patches.snapshot.iter().map(|(t, snapshot)| (*t, before(*t), snapshot.content)).collect(),
-        })
+        needed.files.iter_mut().for_each(|(target, state, _)| *state = before(*target));
+        needed.snapshots.iter_mut().for_each(|(target, state, _)| *state = before(*target));
+        Ok(needed)
     }
 
-    fn without_facts(source: &'a Source, contents: &Contents, spec: &'a ForkSpec) -> Result<Self, Refused> {
+    /// The same without the states, for who knows these otherwise.
+    pub fn needed(&self) -> FactsNeeded {
+        FactsNeeded {
+            files: self.patches.files.iter().map(|(t, files)| (*t, None, files.clone())).collect(),
+            snapshots: self.patches.snapshot.iter().map(|(t, snapshot)| (*t, None, snapshot.content)).collect(),
+        }
+    }
+
+    /// As [`Prepared::new`], before the facts are there.
+    ///
+    /// # Errors
+    /// As [`Prepared::facts_needed`].
+    pub fn without_facts(source: &'a Source, contents: &Contents, spec: &'a ForkSpec) -> Result<Self, Refused> {
         spec.check()?;
         let fork_span = source.find("spec.source.span", &spec.source.run, &spec.source.span)?;
         let check = spec.patches.is_empty();
@@ -112,18 +124,44 @@ impl<'a> Prepared<'a> {
         (self.first..self.source.spans.len()).filter(|&i| self.source.is_unit(i))
     }
 
+    /// Paths that patches name: of files, of given workspaces, and of what new commands may see and write.
+    pub fn paths(&self) -> Vec<Pattern> {
+        let patches = &self.patches;
+        let files = patches.files.values().flatten().map(|f| Pattern::Path(f.path.clone()));
+        let given = patches.snapshot.values().filter_map(|s| s.fact.as_ref()).flat_map(|f| f.changed.iter().flatten());
+        let mut paths: Vec<Pattern> = files.chain(given.cloned().map(Pattern::Path)).collect();
+        for (target, _) in patches.command.iter().filter(|(_, command)| command.voids_footprint()) {
+            if let Ok(contract) = Contract::patched(self.source, patches, *target) {
+                paths.extend(contract.footprint.sees.into_iter().chain(contract.footprint.writes));
+            }
+        }
+        paths
+    }
+
+    /// What the templates of patches use, by target.
+    pub fn holes(&self) -> Vec<(usize, Hole)> {
+        let commands = self.patches.command.iter().flat_map(|(target, command)| {
+            let texts = [&command.script, &command.cwd, &command.stdin].into_iter().flatten();
+            texts.chain(command.argv.iter().flatten()).map(|text| (*target, text))
+        });
+        let prompts = self.patches.prompt.iter().flat_map(|(target, prompt)| {
+            let all = prompt.all.iter().flatten().map(|m| &m.content);
+            prompt.system.iter().chain(prompt.messages.values()).chain(all).map(|text| (*target, text))
+        });
+        let texts = commands.chain(prompts);
+        texts.flat_map(|(target, text)| binding::holes(text).unwrap_or_default().into_iter().map(move |hole| (target, hole))).collect()
+    }
+
     pub fn answers(&self) -> Option<&Answers> {
         self.answers.as_ref()
     }
 
-    /// Whether results of other forks may stand for an execution of the span.
-    pub fn may_use_cache(&self, span: usize) -> bool {
-        let opening = &self.source.spans[span].opening;
-        let policy = matches!(opening.policy(), ReplayPolicy::Cacheable | ReplayPolicy::Pure);
+    /// Whether results of other forks may stand for an execution of a span.
+    pub(crate) fn may_use_cache(&self, traits: Traits) -> bool {
         // A recorded answer needs no cache, and where nobody is to answer, nobody's answer will do.
-        let asks = matches!(opening.executor, Some(Executor::Model { .. }));
-        let answered = !asks || matches!(self.spec.model.mode, ModelMode::Command | ModelMode::Endpoint);
-        policy && answered && opening.inputs == Inputs::Known && self.spec.reuse.result_cache && !self.check
+        let answered = !traits.has(Traits::MODEL) || matches!(self.spec.model.mode, ModelMode::Command | ModelMode::Endpoint);
+        let cacheable = traits.has(Traits::CACHEABLE) && !traits.has(Traits::INPUTS_UNKNOWN);
+        cacheable && answered && self.spec.reuse.result_cache && !self.check
     }
 
     pub fn is_approved(&self, span: usize, arguments: &Digest) -> bool {

@@ -258,7 +258,7 @@ impl<'a> Replay<'a> {
             let hasher = Hasher::new("result").value("inputs", &digest).value("environment", &self.plan.environment);
             if asks { hasher.value("model", &self.fork.spec.model).finish() } else { hasher.finish() }
         };
-        self.fork.may_use_cache(span).then(key)
+        self.fork.may_use_cache(crate::graph::Traits::of_record(&self.source.spans[span])).then(key)
     }
 
     fn value(&self, span: usize) -> Result<SpanValue, String> {

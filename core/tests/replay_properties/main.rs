@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod part;
 mod reference;
 mod world;
 
@@ -198,6 +199,7 @@ fn fork_once(
     }
     let fork = Prepared::new(&source, &contents, &spec).unwrap();
     let plan = plan::of(&fork);
+    part::plans_the_same(&fork, &contents)?;
     let uses_cache = cache.is_some();
     let (paths, mut own_cache) = (paths(), Cache::new());
     let world = World { states, paths: &paths, cache: cache.unwrap_or(&mut own_cache), physics: &mut Salted("") };
@@ -303,6 +305,7 @@ proptest! {
         let source = source.with_facts(facts);
         let fork = Prepared::new(&source, &contents, &spec).unwrap();
         let plan = plan::of(&fork);
+        part::plans_the_same(&fork, &Contents::default())?;
         let world = World { states: &states, paths: &paths(), cache: &mut Cache::new(), physics: &mut Salted(&salt) };
         let (got, ran, _) = replayed(&fork, world).map_err(TestCaseError::fail)?;
         within_the_plan(&source, &plan, &got, &ran, false)?;

@@ -1310,8 +1310,13 @@ export interface components {
             /** @description Nothing is patched: every step that can be is run on its recorded inputs, to see whether it gives what it gave. */
             check?: boolean;
             counts: components["schemas"]["PlanCounts"];
-            /** @description Affected and overridden spans in order. */
+            /** @description Affected and overridden spans in order; an api-server lists the first 1,000. */
             spans: components["schemas"]["PlannedSpan"][];
+            /**
+             * Format: int64
+             * @description Further ones that are not listed.
+             */
+            spans_left_out?: number;
             /** @description What the sandbox is built from: the recorded values or what the fork asks for. */
             environment: components["schemas"]["RunEnvironment"];
             /** @description What makes the plan larger than it had to be, or surprising. */
@@ -1360,7 +1365,7 @@ export interface components {
             kind: components["schemas"]["SpanKind"];
             mark?: components["schemas"]["Mark"] | null;
             causes: components["schemas"]["Cause"][];
-            /** @description Ids of the spans that it is affected through. */
+            /** @description Ids of the spans that it is affected through, at most 8. */
             triggers?: string[];
             blocked?: components["schemas"]["Blocked"][];
             input_digest?: components["schemas"]["Digest"] | null;

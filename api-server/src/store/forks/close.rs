@@ -1,7 +1,5 @@
 //! The end of a fork: the first one stands, with counts and outcome.
 
-use std::collections::HashSet;
-
 use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
@@ -15,7 +13,7 @@ use super::{get, unknown};
 use crate::planning::SHOWN;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::Writer;
-use crate::store::{runs, spans};
+use crate::store::{graphs, runs, spans};
 
 /// Ends a fork. The first end stands, and is what is returned.
 ///
@@ -97,34 +95,41 @@ async fn skip_unreached(
     request: &CloseFork,
     now: i64,
 ) -> ApiResult<()> {
-    let unreached = client
-        .query(
-            "WITH reached AS (
-               SELECT s.ord, s.span_id FROM spans s
-               WHERE s.rid = $3 AND s.span_id IN (
-                 SELECT span_id FROM spans WHERE rid = $2 AND pay_rid = $2 UNION ALL SELECT span_id FROM snapshots WHERE rid = $2 AND NOT inherited)
-               ORDER BY s.ord DESC, s.span_id DESC LIMIT 1),
-             first AS (SELECT ord, span_id FROM spans WHERE rid = $3 AND span_id = $4)
-             SELECT s.span_id FROM forks f CROSS JOIN LATERAL jsonb_array_elements(f.plan -> 'plan' -> 'spans') p
-               JOIN spans s ON s.rid = $3 AND s.span_id = p ->> 'id'
-             WHERE f.uid = $1 AND EXISTS (SELECT 1 FROM runs r WHERE r.rid = $2 AND r.state <> 'deleted')
-               AND NOT EXISTS (SELECT 1 FROM reached WHERE (s.ord, s.span_id) <= (reached.ord, reached.span_id))
-               AND NOT EXISTS (SELECT 1 FROM first WHERE (s.ord, s.span_id) < (first.ord, first.span_id))",
-            &[&uid, &fork_rid, &base_rid, &request.unreached_from],
+    let planned = client
+        .query_opt(
+            "SELECT f.planned FROM forks f WHERE f.uid = $1 AND f.planned IS NOT NULL AND EXISTS (SELECT 1 FROM runs r WHERE r.rid = $2 AND r.state <> 'deleted')",
+            &[&uid, &fork_rid],
         )
         .await?;
+    let Some(planned) = planned else { return Ok(()) };
+    let planned = planned.get::<_, &[u8]>(0).chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let bounds = client
+        .query(
+            "(SELECT 1, s.ord, s.span_id FROM spans s
+              WHERE s.rid = $2 AND s.span_id IN (
+                SELECT span_id FROM spans WHERE rid = $1 AND pay_rid = $1 UNION ALL SELECT span_id FROM snapshots WHERE rid = $1 AND NOT inherited)
+              ORDER BY s.ord DESC, s.span_id DESC LIMIT 1)
+             UNION ALL SELECT 0, ord, span_id FROM spans WHERE rid = $2 AND span_id = $3",
+            &[&fork_rid, &base_rid, &request.unreached_from],
+        )
+        .await?;
+    let source = runs::by_rid(client, source_rid).await?;
+    let mut names = graphs::Known::default();
+    let mut from = 0;
+    for row in bounds {
+        let place = names.places(client, &source, &[(row.get(1), row.get(2))]).await?[0];
+        // What lies before the first one was decided about, and so was the last one that was reported.
+        from = from.max(place + row.get::<_, i32>(0) as u32);
+    }
+    let unreached: Vec<u32> = planned.filter(|place| *place >= from).collect();
     if unreached.is_empty() {
         return Ok(());
     }
-    let unreached: HashSet<&str> = unreached.iter().map(|row| row.get(0)).collect();
+    names.load(client, &source, unreached.iter().copied()).await?;
+    let ids: Vec<String> = unreached.iter().filter_map(|&place| names.get(place)).map(|n| n.id.clone()).collect();
     let closing = canceled(now, format!("not reached: the fork ended as {} before it came to this step", request.reason));
-    let source = runs::by_rid(client, source_rid).await?;
-    let spans = spans::all(client, &source).await?;
-    let results: Vec<_> = spans
-        .iter()
-        .filter(|span| unreached.contains(span.id.as_str()))
-        .map(|span| (span, EndSpan { closing: closing.clone(), ..EndSpan::skipped(span, now) }))
-        .collect();
+    let spans = spans::of_ids(client, &source, &ids).await?;
+    let results: Vec<_> = spans.iter().map(|span| (span, EndSpan { closing: closing.clone(), ..EndSpan::skipped(span, now) })).collect();
     write_results(client, uid, &results).await
 }
 

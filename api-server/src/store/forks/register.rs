@@ -8,7 +8,7 @@ use replayfork_core::contract::patched_opening;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{Closing, Fidelity, Status, Verdict};
-use replayfork_core::plan::{Mark, Plan, Prepared};
+use replayfork_core::plan::{self, Mark, Plan, PlanCounts, Prepared};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -17,7 +17,7 @@ use super::steps::write_results;
 use super::{close, get};
 use crate::config::Config;
 use crate::endpoints::Endpoints;
-use crate::planning::{self, Refusal};
+use crate::planning::{self, Ready, Refusal};
 use crate::problem::{ApiError, ApiResult};
 use crate::store::{self, runs, snapshots};
 
@@ -87,27 +87,23 @@ pub async fn register(
         Err(error) if request.give_up => return refuse(client, uid, CloseReason::RunNotSealed, error.detail).await,
         checked => checked?,
     }
-    let input = match planning::load(client, &found, &spec).await? {
-        Ok(input) => input,
+    let ready = match planning::ready(client, &found, &spec, planning::LISTED).await? {
+        Ok(ready) => ready,
         Err(refusal) => return refuse(client, uid, refusal.reason, refusal.message).await,
     };
-    let fork = match Prepared::new(&input.source, &input.contents, &spec) {
-        Ok(fork) => fork,
-        Err(refused) => {
-            let refusal = Refusal::from(refused);
-            return refuse(client, uid, refusal.reason, refusal.message).await;
-        }
-    };
-    let (plan, overview) = match planning::plan_fork(config, endpoints, &found, &fork) {
-        Ok(planned) => planned,
+    let made = ready.fork(&spec).and_then(|fork| Ok((ready.plan(config, endpoints, &found, &fork)?, fork)));
+    let ((plan, overview), fork) = match made {
+        Ok(made) => made,
         Err(refusal) => return refuse(client, uid, refusal.reason, refusal.message).await,
     };
-    create_run(client, uid, request, &found, &fork, &plan, &overview, now).await?;
-    for digest in input.digests(&spec) {
+    create_run(client, uid, request, &found, (&ready, &fork), &plan, &overview, now).await?;
+    for digest in planning::named(&spec, &fork.source.inherited) {
         client.execute("INSERT INTO fork_blobs (uid, digest) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &digest.as_bytes()]).await?;
     }
     if !plan.needs_sandbox() {
-        record_without_sandbox(client, uid, &fork, &plan, now).await?;
+        if !plan.check && plan.counts != (PlanCounts { reusable: plan.counts.reusable, ..PlanCounts::default() }) {
+            record_without_sandbox(client, uid, &found, &spec, now).await?;
+        }
         let (reason, message) = if plan.is_empty() {
             (CloseReason::Succeeded, "the patches change nothing that would have to run")
         } else if plan.check {
@@ -154,7 +150,7 @@ async fn create_run(
     uid: Uuid,
     request: &RegisterFork,
     found: &runs::Found,
-    fork: &Prepared<'_>,
+    (ready, fork): (&Ready, &Prepared<'_>),
     plan: &Plan,
     overview: &PlanOverview,
     now: i64,
@@ -166,7 +162,7 @@ async fn create_run(
         run_name: found.run.name.clone(),
         span: span.id.clone(),
         span_name: span.opening.name.clone(),
-        step: fork.fork_span as i64 + 1,
+        step: ready.view(fork).fork_span() as i64 + 1,
         fork: uid,
         fork_name: request.name.clone(),
     };
@@ -198,8 +194,8 @@ async fn create_run(
     let plan_json = json!({"overview": overview, "plan": plan});
     client
         .execute(
-            "UPDATE forks SET source_rid = $2, fork_rid = $3, plan = $4, plan_digest = $5, environment = $6 WHERE uid = $1",
-            &[&uid, &found.rid, &fork_rid, &plan_json, &plan.digest.as_bytes(), &json!(overview.environment)],
+            "UPDATE forks SET source_rid = $2, fork_rid = $3, plan = $4, plan_digest = $5, environment = $6, planned = $7 WHERE uid = $1",
+            &[&uid, &found.rid, &fork_rid, &plan_json, &plan.digest.as_bytes(), &json!(overview.environment), &ready.planned()],
         )
         .await?;
     Ok(())
@@ -222,8 +218,12 @@ async fn take_over(client: &impl GenericClient, parent: i64, fork: i64) -> ApiRe
     Ok(())
 }
 
-/// Overridden and blocked spans of a fork that needs no pod.
-async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, fork: &Prepared<'_>, plan: &Plan, now: i64) -> ApiResult<()> {
+/// Overridden and blocked spans of a fork that needs no pod: their records are written, so all of them are read.
+async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, found: &runs::Found, spec: &ForkSpec, now: i64) -> ApiResult<()> {
+    let refused = |refusal: Refusal| ApiError::internal(&refusal.message);
+    let input = planning::load(client, found, spec).await?.map_err(refused)?;
+    let fork = Prepared::new(&input.source, &input.contents, spec).map_err(|r| refused(r.into()))?;
+    let plan = plan::of(&fork);
     let source = fork.source;
     let mut results = Vec::new();
     for planned in &plan.spans {
