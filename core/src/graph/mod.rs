@@ -159,12 +159,14 @@ mod head {
 }
 
 impl<'g> Scan<'g> {
+    #[inline(always)]
     fn word(&mut self) -> u32 {
         let (first, rest) = self.rest.split_first().map_or((0, self.rest), |(first, rest)| (*first, rest));
         self.rest = rest;
         first
     }
 
+    #[inline(always)]
     fn words(&mut self, n: usize) -> &'g [u32] {
         let (words, rest) = self.rest.split_at(n.min(self.rest.len()));
         self.rest = rest;
@@ -175,7 +177,7 @@ impl<'g> Scan<'g> {
 impl<'g> Iterator for Scan<'g> {
     type Item = Step<'g>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Step<'g>> {
         if self.span >= self.graph.spans {
             return None;

@@ -52,6 +52,12 @@ impl Tree {
         ends.map(|end| &path[..end]).filter(|path| !path.is_empty())
     }
 
+    /// The pattern's node, if the run has it.
+    pub fn find(&self, pattern: &Pattern) -> Option<Pat> {
+        let node = if pattern.path().is_empty() { 0 } else { *self.known.get(&key(pattern.path()))? };
+        Some(Pat { node, below: matches!(pattern, Pattern::Below(_)) })
+    }
+
     /// The pattern's node, added where the run has none.
     pub fn find_or_add(&mut self, pattern: &Pattern) -> Pat {
         let mut node = 0;

@@ -31,7 +31,7 @@ impl Acts {
     pub fn of(view: &View<'_>, tree: &mut Cow<'_, Tree>) -> Self {
         let (fork, place) = (view.fork, |small: &usize| view.place(*small));
         let patches = &fork.patches;
-        let mut node = |pattern: &Pattern| tree.to_mut().find_or_add(pattern);
+        let mut node = |pattern: &Pattern| tree.find(pattern).unwrap_or_else(|| tree.to_mut().find_or_add(pattern));
         let keys = patches.command.keys().chain(patches.output.keys()).chain(patches.prompt.keys()).chain(patches.model_config.keys());
         let targets: BTreeSet<usize> = patches.files.keys().chain(patches.snapshot.keys()).copied().collect();
         let before = targets.iter().map(|target| {
@@ -138,7 +138,7 @@ pub(super) enum Known {
     /// As recorded, and they can't be rendered.
     Failing,
     Rendered(Rendered),
-    Failed(BindingError),
+    Failed(Box<BindingError>),
 }
 
 /// Inputs that are known, for the reasons that need them.

@@ -169,7 +169,7 @@ impl<'a> Walk<'a, '_> {
     }
 
     /// Whether the unit can be another than recorded for what lies before it.
-    #[inline]
+    #[inline(always)]
     fn may_be_reached(&self, step: &Step<'_>) -> bool {
         step.needs().any(|n| !self.outs[n.span() as usize].is_as_recorded())
             || (!self.paths.is_empty() && step.touches().any(|t| self.paths.is_near(t.node())))
@@ -187,7 +187,7 @@ impl<'a> Walk<'a, '_> {
     }
 
     /// The unit by its record, where a patch acts on it.
-    fn exact(&mut self, step: &Step<'_>) -> Option<Exact> {
+    fn exact(&mut self, step: &Step<'_>) -> Option<Box<Exact>> {
         let below_env = step.traits.has(Traits::SHELL) && !self.acts.env.is_empty() && self.is_below_env(step);
         if !below_env && !self.acts.named.contains(&(step.span as u32)) {
             return None;
@@ -195,12 +195,12 @@ impl<'a> Walk<'a, '_> {
         self.by_record(step.span)
     }
 
-    fn by_record(&mut self, span: usize) -> Option<Exact> {
+    fn by_record(&mut self, span: usize) -> Option<Box<Exact>> {
         let small = self.view.record(span);
         if small.is_none() {
             self.missing.insert(span as u32);
         }
-        small.map(|small| Exact::of(self.view.fork, small))
+        small.map(|small| Box::new(Exact::of(self.view.fork, small)))
     }
 
     /// In a check every unit that can run does, on its recorded inputs.
@@ -236,11 +236,11 @@ impl<'a> Walk<'a, '_> {
             }
             self.begin(&unit);
             let exact = self.exact(&unit);
-            let given = exact.as_ref().filter(|x| self.view.fork.patches.output.contains_key(&x.small));
+            let given = exact.as_deref().filter(|x| self.view.fork.patches.output.contains_key(&x.small));
             let of_member = match given {
                 Some(x) if self.view.fork.overriding(x.small).is_some() => Level::Certain,
                 Some(_) => Level::No,
-                None => self.reach(&unit, exact.as_ref()).0.level(),
+                None => self.reach(&unit, exact.as_deref()).0.level(),
             };
             if of_member > Level::No {
                 reached.push(unit.span as u32);
@@ -287,15 +287,15 @@ impl<'a> Walk<'a, '_> {
         let fork = self.view.fork;
         self.begin(step);
         let exact = self.exact(step);
-        if let Some(x) = exact.as_ref().filter(|x| fork.patches.output.contains_key(&x.small)) {
+        if let Some(x) = exact.as_deref().filter(|x| fork.patches.output.contains_key(&x.small)) {
             self.visit_overridden(step, x);
             return;
         }
-        if step.traits.has(Traits::DID_NOT_RUN) && exact.as_ref().is_none_or(|x| fork.stays_out(x.small)) {
+        if step.traits.has(Traits::DID_NOT_RUN) && exact.as_deref().is_none_or(|x| fork.stays_out(x.small)) {
             self.apply_recorded(step, None);
             return;
         }
-        let (mut reach, known, exact) = self.reach(step, exact.as_ref()).with(exact);
+        let (mut reach, known, exact) = self.reach(step, exact.as_deref()).with(exact);
         let alone = reach.level();
         let group = self.group(step).and_then(|g| self.affected.get(&g.members[0]));
         if let Some((level, reached)) = group {
@@ -309,8 +309,8 @@ impl<'a> Walk<'a, '_> {
             self.apply_recorded(step, None);
             return;
         }
-        let traits = self.traits(step, exact.as_ref());
-        let mut own = self.own(step, traits, exact.as_ref(), &known);
+        let traits = self.traits(step, exact.as_deref());
+        let mut own = self.own(step, traits, exact.as_deref(), &known);
         if matches!(known, Known::Failing | Known::Failed(_)) {
             own.retain(|(_, level)| *level == Level::Certain);
             if own.is_empty() {
@@ -337,8 +337,8 @@ impl<'a> Walk<'a, '_> {
             (false, _, true) => Mark::WillBeBlocked,
             (false, _, false) => Mark::MayBeBlocked,
         };
-        self.after(step, exact.as_ref(), mark, &known);
-        self.push(step, Some(mark), &reach, exact.as_ref(), &known);
+        self.after(step, exact.as_deref(), mark, &known);
+        self.push(step, Some(mark), &reach, exact.as_deref(), &known);
     }
 
     /// What the unit's contract says after patches.

@@ -43,10 +43,10 @@ impl Reach {
 }
 
 /// What was found; where the unit's record had to be looked at on the way, with it.
-pub(super) struct Reached(pub Reach, pub Known, Option<Exact>);
+pub(super) struct Reached(pub Reach, pub Known, Option<Box<Exact>>);
 
 impl Reached {
-    pub fn with(self, exact: Option<Exact>) -> (Reach, Known, Option<Exact>) {
+    pub fn with(self, exact: Option<Box<Exact>>) -> (Reach, Known, Option<Box<Exact>>) {
         let Self(reach, known, found) = self;
         (reach, known, exact.or(found))
     }
@@ -159,7 +159,7 @@ impl Walk<'_, '_> {
     }
 
     /// The outputs that recorded templates use.
-    fn bound(&mut self, reach: &mut Reach, step: &Step<'_>) -> (Known, Option<Exact>) {
+    fn bound(&mut self, reach: &mut Reach, step: &Step<'_>) -> (Known, Option<Box<Exact>>) {
         if step.traits.has(Traits::UNBOUND) {
             return (Known::Open, None);
         }
@@ -172,7 +172,7 @@ impl Walk<'_, '_> {
         }
         if given {
             let found = self.by_record(step.span);
-            let known = found.as_ref().map_or(Known::Open, |x| self.bound_by_record(reach, x));
+            let known = found.as_deref().map_or(Known::Open, |x| self.bound_by_record(reach, x));
             return (known, found);
         }
         (if step.traits.has(Traits::RENDERS) { Known::AsRecorded } else { Known::Failing }, None)
@@ -206,7 +206,7 @@ impl Walk<'_, '_> {
         match rendered {
             None => Known::Open,
             Some(Ok(rendered)) => Known::Rendered(rendered),
-            Some(Err(error)) => Known::Failed(error),
+            Some(Err(error)) => Known::Failed(Box::new(error)),
         }
     }
 }
