@@ -245,6 +245,7 @@ pub(super) fn states(source: &Source) -> Vec<Option<(u32, bool)>> {
     let spans = &source.spans;
     let ran = |i: usize| source.is_unit(i) && !spans[i].did_not_run();
     let writes: Vec<bool> = (0..spans.len()).map(|i| ran(i) && !source.footprint(i).writes.is_empty()).collect();
+    let left_unknown = |i: usize| spans[i].closing.as_ref().is_some_and(|c| !c.unknown.is_empty());
     // The next span that tells what nothing before has changed.
     let mut next: Vec<Option<u32>> = vec![None; spans.len() + 1];
     for i in (0..spans.len()).rev() {
@@ -263,7 +264,7 @@ pub(super) fn states(source: &Source) -> Vec<Option<(u32, bool)>> {
             (None, Some((_, last))) => spans[last].snapshot_after.map(|_| (last as u32, true)),
             (None, None) => seen.or(next[i]).map(|i| (i, false)),
         });
-        if ran(i) && (spans[i].snapshot_after.is_some() || writes[i]) {
+        if ran(i) && (spans[i].snapshot_after.is_some() || (writes[i] && !left_unknown(i))) {
             last = last.max(Some((ended(i), i)));
         }
     }

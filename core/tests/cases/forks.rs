@@ -84,12 +84,12 @@ fn what_a_fork_left_blocked_stays_so_until_something_frees_it() {
     let fork = run.fork("ask", json!([output("no")])).as_run();
     fork.fork("use", json!([on("end", env("V", "1"))]))
         .tells(&[
-            "use: will be blocked (MissingReusableResult WorkspaceChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
+            "use: will be blocked (WorkspaceChanged MissingReusableResult UpstreamBlocked) -> blocked: UpstreamBlocked",
             "end: will run (PatchedInput) -> ran",
         ])
         .leaves_unknown(&["a"]);
     fork.fork("use", json!([file("a", "given")]))
-        .tells(&["use: will run (MissingReusableResult WorkspaceChanged) -> ran"])
+        .tells(&["use: will run (WorkspaceChanged MissingReusableResult) -> ran"])
         .gives("use", "given")
         .leaves_unknown(&[]);
 }

@@ -186,10 +186,12 @@ impl<'a> Walk<'a, '_> {
         self.view.graph.above(step).iter().any(|above| self.acts.env.contains(above))
     }
 
-    /// The unit by its record, where a patch acts on it.
+    /// The unit by its record, where a patch acts on it, or where a fork before left blocked what is let through a gate: nobody has
+    /// approved of its inputs as they are recorded.
     fn exact(&mut self, step: &Step<'_>) -> Option<Box<Exact>> {
         let below_env = step.traits.has(Traits::SHELL) && !self.acts.env.is_empty() && self.is_below_env(step);
-        if !below_env && !self.acts.named.contains(&(step.span as u32)) {
+        let ungated = step.traits.has(Traits::LEFT_OUT) && step.traits.has(Traits::GATED);
+        if !below_env && !ungated && !self.acts.named.contains(&(step.span as u32)) {
             return None;
         }
         self.by_record(step.span)
