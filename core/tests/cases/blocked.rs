@@ -113,6 +113,31 @@ fn a_write_and_a_kept_change_make_a_path_known_again() {
         .has("a", "fixed")
         .has("b", "2")
         .leaves_unknown(&[]);
+    // Known is known, for who runs too.
+    run.fork("ask", json!([output("no"), on("use_a", env("V", "1")), on("again", env("V", "1"))]))
+        .gives("use_a", "fixed")
+        .gives("again", "2");
+}
+
+#[test]
+fn so_does_a_write_that_runs() {
+    let run = run(&[])
+        .step("ask", says(SpanKind::ToolCall, "yes"))
+        .step("make", sh("put a {{ ask }}").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .step("text", says(SpanKind::ToolCall, "old"))
+        .step("write", writes("a", "{{ text }}"))
+        .step("use", sh("cat a").sees(&["a"], &[]))
+        .recorded();
+    run.fork("ask", json!([output("no"), on("text", output("new"))]))
+        .tells(&[
+            ASK,
+            MAKE,
+            "text: overridden (PatchedInput) -> overridden",
+            "write: will run (UpstreamOutputChanged) -> ran",
+            "use: will run (WorkspaceChanged) -> ran",
+        ])
+        .gives("use", "new")
+        .leaves_unknown(&[]);
 }
 
 #[test]

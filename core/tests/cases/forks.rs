@@ -37,6 +37,17 @@ fn a_fork_before_the_old_one_inherits_its_output_and_file_patches() {
 }
 
 #[test]
+fn an_inherited_output_stands_though_the_step_could_run_now() {
+    let run = run(&[])
+        .step("begin", sh("echo $V").env("V", "0").sees_nothing())
+        .step("tool", sh("echo {{ begin }}").sees_nothing())
+        .step("use", sh("echo {{ tool }} {{ begin }}").sees_nothing())
+        .recorded();
+    let fork = run.fork("tool", json!([output("mine")])).as_run();
+    fork.fork("begin", json!([env("V", "1")])).gives("tool", "mine").gives("use", "mine 1");
+}
+
+#[test]
 fn a_fork_after_the_old_one_needs_none_of_its_patches() {
     let fork = chain().fork("begin", json!([env("V", "1"), on("ask", output("no"))])).as_run();
     fork.fork("end", json!([env("V", "2")])).tells(&["end: will run (PatchedInput) -> ran"]).gives("end", "1 no 0 2").has("conf", "0");
