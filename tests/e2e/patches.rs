@@ -203,6 +203,12 @@ fn e2e_gated_step_needs_approval_of_its_new_arguments(place: &Place) -> Result<(
     ensure!(said(&approved, "deploy")? == "to production\n");
     let stale = json!({"approvals": [{"span": "deploy", "inputDigest": "2".repeat(64)}]});
     place.fork(&manifest("stale", &run, "ask", patches(), stale))?.ends_as("Blocked")?;
+    // Nor is a fork of the fork a way around the gate.
+    let same = json!([{"type": "EnvVarOverride", "env": [{"name": "PATH", "value": "/usr/bin:/bin"}]}]);
+    let around = place.fork(&manifest("around", &refused.run()?, "deploy", same, json!({})))?;
+    around.ends_as("Blocked")?;
+    let blocked = around.object()?.status.context("no status")?.blocked_spans;
+    ensure!(blocked[0].reason == "ApprovalNeeded", "{blocked:?}");
     Ok(())
 }
 

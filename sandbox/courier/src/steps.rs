@@ -255,7 +255,9 @@ impl Walk<'_> {
     }
 
     async fn block(&mut self, index: usize, blocked: Vec<Blocked>, unknown: Vec<String>) -> anyhow::Result<()> {
-        let closing = Closing { blocked, unknown, ..Closing::new(now(), Status::Blocked, None) };
+        // The verdict stays: a fork of this fork is no way around a gate.
+        let verdict = self.fork.source.spans[index].verdict();
+        let closing = Closing { verdict, blocked, unknown, ..Closing::new(now(), Status::Blocked, None) };
         let end = self.end_of(index, Fidelity::Blocked, closing, None);
         self.end(index, &end).await?;
         self.replay.blocked(index);

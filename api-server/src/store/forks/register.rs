@@ -7,7 +7,7 @@ use replayfork_core::Digest;
 use replayfork_core::contract::patched_opening;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::fork::ForkSpec;
-use replayfork_core::model::{Closing, Fidelity, Status, Verdict};
+use replayfork_core::model::{Closing, Fidelity, Status};
 use replayfork_core::plan::{self, Mark, Plan, PlanCounts, Prepared};
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -245,7 +245,6 @@ async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, found: &
             }
             Some(Mark::WillBeBlocked | Mark::MayBeBlocked) => {
                 closing.status = Status::Blocked;
-                closing.verdict = Verdict::None;
                 closing.blocked = planned.blocked.clone();
                 closing.unknown = unknown();
                 Fidelity::Blocked
