@@ -126,8 +126,12 @@ impl Connection {
         let text = String::from_utf8_lossy(&bytes);
         let message = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v["message"].as_str().map(str::to_owned));
         bail!(
-            "the api-server can't be reached through the cluster ({status}): {}; say where it is with --api NAMESPACE/SERVICE",
-            message.unwrap_or_else(|| text.trim().to_owned())
+            "the api-server can't be reached through the cluster ({status}): {}; {}",
+            message.unwrap_or_else(|| text.trim().to_owned()),
+            match status.as_u16() {
+                403 => "bind the ClusterRole replayfork-access to yourself in its namespace (chart value access.subjects)",
+                _ => "say where it is with --api NAMESPACE/SERVICE",
+            }
         )
     }
 

@@ -198,6 +198,37 @@ impl ForkSpec {
             };
             return Err(Refused::SpecInvalid { field: "spec.model".into(), message });
         }
+        for (n, patch) in self.patches.iter().enumerate() {
+            for (name, value) in patch.model_config.iter().flat_map(|config| &config.parameters) {
+                shallow(&format!("spec.patches[{n}].modelConfig.parameters.{name}"), value)?;
+            }
+            for (i, document) in patch.retrieval.iter().flat_map(|r| r.documents.iter().flatten()).enumerate() {
+                shallow(&format!("spec.patches[{n}].retrieval.documents[{i}]"), document)?;
+            }
+        }
+        for (n, fixture) in fixtures.iter().flat_map(|f| f.inline.iter().flatten()).enumerate() {
+            let of = |member: &str| format!("spec.model.fixtures.inline[{n}].{member}");
+            fixture.request.iter().try_for_each(|request| shallow(&of("request"), request))?;
+            shallow(&of("response"), &fixture.response)?;
+        }
         Ok(())
     }
+}
+
+/// Levels that a value in a spec may be nested. What reads specs gives up somewhere; this is well before.
+const MAX_NESTING: usize = 64;
+
+fn shallow(field: &str, value: &Value) -> Result<(), Refused> {
+    fn depth(value: &Value) -> usize {
+        match value {
+            Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+            Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+            _ => 0,
+        }
+    }
+    if depth(value) <= MAX_NESTING {
+        return Ok(());
+    }
+    let message = format!("it is nested deeper than {MAX_NESTING} levels; make it flatter");
+    Err(Refused::SpecInvalid { field: field.to_owned(), message })
 }

@@ -11,6 +11,7 @@ mod metrics;
 mod observe;
 mod publish;
 mod sandbox;
+mod shallow;
 mod status;
 mod sweep;
 #[cfg(test)]
@@ -49,7 +50,8 @@ const SHORTEST_RETRY: Duration = Duration::from_millis(500);
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let config = Config::parse();
-    let filter = EnvFilter::try_new(&config.log).context("REPLAYFORK_LOG can't be read")?;
+    // It would log whole answers that it can't read, and with them what patches hold.
+    let filter = EnvFilter::try_new(format!("{},kube_client=error", config.log)).context("REPLAYFORK_LOG can't be read")?;
     let logs = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter);
     match config.log_format {
         LogFormat::Text => logs.init(),
@@ -62,7 +64,7 @@ async fn main() -> anyhow::Result<()> {
     let router = metrics::router(metrics.clone());
     tokio::spawn(async move { axum::serve(listener, router).await });
 
-    let client = Client::try_default().await.context("no cluster")?;
+    let client = shallow::client().await.context("no cluster")?;
     wait_for_crd(&client).await;
     metrics.set_ready();
     let leadership = lease::Leadership::new(client.clone(), &config.pod_namespace, &config.pod_name);

@@ -9,7 +9,7 @@ mod system;
 use std::time::Instant;
 
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -59,7 +59,9 @@ async fn measure(State(app): State<App>, path: Option<MatchedPath>, request: Req
     let start = Instant::now();
     let mut response = next.run(request).await;
     app.metrics.seconds.observe(start.elapsed().as_secs_f64());
-    if response.status() == StatusCode::PAYLOAD_TOO_LARGE {
+    // Whoever knows a closer limit has said so already.
+    let said = response.headers().get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().ends_with(b"json"));
+    if response.status() == StatusCode::PAYLOAD_TOO_LARGE && !said {
         let limit = app.config.max_request_bytes;
         let detail = format!("the request is larger than {limit} bytes; send less at once, or raise REPLAYFORK_MAX_REQUEST_BYTES");
         response = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "TooLarge", detail).into_response();

@@ -260,11 +260,11 @@ pub struct SnapshotPatch {
 }
 
 fn any_members(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+    schemars::json_schema!({"type": "object", "additionalProperties": {"x-kubernetes-preserve-unknown-fields": true, "nullable": true}})
 }
 
 fn any_documents(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"type": "array", "maxItems": 64, "items": {"x-kubernetes-preserve-unknown-fields": true}})
+    schemars::json_schema!({"type": "array", "maxItems": 64, "items": {"x-kubernetes-preserve-unknown-fields": true, "nullable": true}})
 }
 
 /// Why a fork can't be planned. The words are the user's: field, value and remedy.

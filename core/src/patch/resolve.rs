@@ -281,6 +281,10 @@ impl Patches {
             if path.is_empty() {
                 return Err(refuse(format!("{:?} is the workspace itself, and no file; name a file in it", file.path)));
             }
+            // NAME_MAX and PATH_MAX of Linux.
+            if path.len() > 4095 || path.split('/').any(|name| name.len() > 255) {
+                return Err(refuse("no file can have this path: a name has at most 255 bytes, a path 4095; shorten it".to_owned()));
+            }
             let content = target.contents.bytes(&field, file.content.as_ref(), file.content_from.as_ref())?;
             let fact = facts.and_then(|f| f.get(&path)).copied().unwrap_or_default();
             let executable = file.executable.unwrap_or(fact.executable);

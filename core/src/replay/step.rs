@@ -122,7 +122,10 @@ impl Replay<'_> {
                 blocked.push(upstream_blocked(self.source, upstream));
             } else if bound.contains(&upstream) && matches!(self.results.get(&upstream), Some(Outcome::Nothing)) {
                 let upstream = &self.source.spans[upstream];
-                let message = format!("it needs the output of {:?}, which ended without one", upstream.opening.name);
+                let message = format!(
+                    "it needs the output of {:?}, which ended without one (`kubectl replay show RUN {}` says why); override that output, or whatever reads it",
+                    upstream.opening.name, upstream.id
+                );
                 blocked.push(Blocked::upstream(BlockedReason::UpstreamEnded, &upstream.id, message));
             }
         }

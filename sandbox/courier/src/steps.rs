@@ -325,7 +325,7 @@ impl Walk<'_> {
             Err(Some(stop)) => return Ok(Some(End::stopped(stop))),
             Err(None) => {
                 let message = format!(
-                    "the executor's container ended while span {:?} ran; raise spec.sandbox.resources.limits.memory",
+                    "the executor's container was killed while span {:?} ran, as a node does where memory runs out; raise spec.sandbox.resources.limits.memory, unless somebody killed it by hand",
                     span.opening.name
                 );
                 return Ok(Some(End { executor_gone: true, ..End::new(CloseReason::OOMKilled, message) }));
