@@ -103,14 +103,18 @@ pub fn seen_through_links<E>(
     mut follow: impl FnMut(&SnapshotRef, &[Pattern]) -> Result<Vec<Pattern>, E>,
 ) -> Result<BTreeMap<String, Changed>, E> {
     let mut changed = BTreeMap::new();
+    // A step without snapshots saw what the last one with some left.
+    let mut state = source.spans.iter().find_map(|s| s.snapshot_before);
     for (unit, footprint) in touching(source) {
         let record = &source.spans[unit];
-        if let Some(before) = record.snapshot_before.filter(|_| !footprint.sees.is_empty() && footprint.sees != [Pattern::all()]) {
+        state = record.snapshot_before.or(state);
+        if let Some(before) = state.filter(|_| !footprint.sees.is_empty() && footprint.sees != [Pattern::all()]) {
             let through: Vec<_> = follow(&before, &footprint.sees)?.iter().map(Pattern::declared).collect();
             if !through.is_empty() {
                 changed.insert(record.id.clone(), Changed { through, ..Changed::default() });
             }
         }
+        state = record.snapshot_after.or(state);
     }
     Ok(changed)
 }

@@ -21,7 +21,7 @@ const ASK: &str = "ask: overridden (PatchedInput) -> overridden";
 
 #[test]
 fn a_blocked_writer_leaves_what_it_declares_unknown_and_its_readers_blocked() {
-    let run = with_writer(sh("put a {{ ask }}").sees(&[], &["a"]));
+    let run = with_writer(sh("echo {{ ask }} > a").sees(&[], &["a"]));
     let fork = run.fork("ask", json!([output("no")]));
     fork.tells(&[ASK, MAKE, "use_a: will be blocked (WorkspaceChanged UpstreamBlocked) -> blocked: UpstreamBlocked"])
         .leaves_unknown(&["a"])
@@ -32,7 +32,7 @@ fn a_blocked_writer_leaves_what_it_declares_unknown_and_its_readers_blocked() {
 
 #[test]
 fn one_that_declares_nothing_leaves_everything_unknown() {
-    let run = with_writer(sh("put a {{ ask }}"));
+    let run = with_writer(sh("echo {{ ask }} > a"));
     run.fork("ask", json!([output("no")]))
         .tells(&[
             ASK,
@@ -56,7 +56,7 @@ fn one_that_changed_nothing_when_recorded_may_do_so_now() {
 
 #[test]
 fn a_file_that_a_patch_gives_frees_its_readers() {
-    let run = with_writer(sh("put a {{ ask }}"));
+    let run = with_writer(sh("echo {{ ask }} > a"));
     run.fork("ask", json!([output("no"), on("use_a", file("a", "given"))]))
         .tells(&[
             ASK,
@@ -70,7 +70,7 @@ fn a_file_that_a_patch_gives_frees_its_readers() {
 
 #[test]
 fn so_does_a_workspace_that_a_patch_gives() {
-    let run = with_writer(sh("put a {{ ask }}"));
+    let run = with_writer(sh("echo {{ ask }} > a"));
     let recorded = run.workspace_after("make");
     run.fork("ask", json!([output("no"), on("use_a", snapshot(&recorded))])).tells(&[ASK, MAKE]).has("a", "yes").leaves_unknown(&[]);
 }
@@ -79,7 +79,7 @@ fn so_does_a_workspace_that_a_patch_gives() {
 fn an_overridden_output_frees_who_waits_for_it_and_keeps_its_recorded_files() {
     let run = run(&[("a", "0")])
         .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("make", sh("put a {{ ask }}; echo made").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .step("make", sh("echo {{ ask }} > a; echo made").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
         .step("use", sh("cat a").sees(&["a"], &[]))
         .step("tell", sh("echo {{ make }}").sees_nothing())
         .recorded();
@@ -101,11 +101,11 @@ fn an_overridden_output_frees_who_waits_for_it_and_keeps_its_recorded_files() {
 fn a_write_and_a_kept_change_make_a_path_known_again() {
     let run = run(&[])
         .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("make", sh("put a {{ ask }}; put b 1").policy(ReplayPolicy::RecordOnly).sees(&[], &["a", "b"]))
+        .step("make", sh("echo {{ ask }} > a; echo 1 > b").policy(ReplayPolicy::RecordOnly).sees(&[], &["a", "b"]))
         .step("write", writes("a", "fixed"))
         .step("use_a", sh("cat a").sees(&["a"], &[]))
         .step("use_b", sh("cat b").sees(&["b"], &[]))
-        .meanwhile("put b 2")
+        .meanwhile("echo 2 > b")
         .step("again", sh("cat b").sees(&["b"], &[]))
         .recorded();
     run.fork("ask", json!([output("no")]))
@@ -167,7 +167,7 @@ fn the_network_that_a_step_needs_can_be_opened() {
 #[test]
 fn a_step_that_only_may_be_blocked_runs_when_its_inputs_turn_out_as_recorded() {
     let run = run(&[])
-        .step("make", sh("put a same; echo $V").env("V", "0").sees(&[], &["a"]))
+        .step("make", sh("echo same > a; echo $V").env("V", "0").sees(&[], &["a"]))
         .step("human", says(SpanKind::HumanInput, "fine").binds("seen", "{{ make.exit_code }}"))
         .step("use", sh("echo {{ human }}").sees_nothing())
         .recorded();

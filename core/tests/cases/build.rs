@@ -1,23 +1,25 @@
 //! How a case is told: a run is recorded step by step, forked, and what became of it is asked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::contract::{Contract, action};
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{
-    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
+    Binding, Closing, Executor, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
     WorkspaceAccess,
 };
 use replayfork_core::patch::{Contents, Patch, Refused};
 use replayfork_core::plan::{self, Mark, PlannedSpan, Prepared};
-use replayfork_core::source::{Changed, Facts, Source};
+use replayfork_core::source::{Facts, Source};
 use serde_json::{Value, json};
 
-use crate::common::facts::facts;
-use crate::common::files::{Entry, Files, Reach, States, set};
+use crate::common::facts::{self, facts};
+use crate::common::files::{Entry, Reach, States};
 use crate::common::product::{Cache, End, Physics, Ran, World, replayed, value};
-use crate::shell::TinyShell;
+use crate::common::recorder::Recorder;
+use crate::common::shell::Toy;
+
+const TODAY: &str = "Monday";
 
 /// A step as it is to be recorded.
 #[derive(Clone)]
@@ -55,7 +57,7 @@ fn step(kind: SpanKind, executor: Option<Executor>, bindings: &[(&str, &str)]) -
     Step { opening, said: None, status: None, verdict: Verdict::None, through: 0, snapshots: true }
 }
 
-/// A command, in the words of [`TinyShell`]; what is in it in braces is bound.
+/// A command, in the words of [`Toy`]; what is in it in braces is bound.
 pub fn sh(script: &str) -> Step {
     step(SpanKind::ShellCommand, Some(Executor::Shell(Shell { script: Some(script.into()), ..Shell::default() })), &[("script", script)])
 }
@@ -177,67 +179,57 @@ impl Step {
     }
 }
 
-struct Underway {
-    at: usize,
-    ends: i64,
-    closing: Closing,
-    writes: Vec<(String, Option<Entry>)>,
-}
-
-/// A run that is being recorded. A step reads when it begins, and writes when it ends.
+/// A run that is being recorded.
 pub struct Recording {
-    files: Files,
-    states: States,
-    spans: Vec<Span>,
-    underway: Vec<Underway>,
+    recorder: Recorder,
     open: Vec<String>,
-    environment: RunEnvironment,
 }
 
-/// Begins a run with these files.
+/// Begins a run with these files; `-> PATH` is a link.
 pub fn run(files: &[(&str, &str)]) -> Recording {
-    let files = files.iter().map(|(path, content)| ((*path).to_owned(), Entry::file(*content))).collect();
-    Recording {
-        files,
-        states: States::default(),
-        spans: vec![],
-        underway: vec![],
-        open: vec![],
-        environment: RunEnvironment { image: Some("agent:1".into()), ..RunEnvironment::default() },
-    }
+    let entry = |content: &str| content.strip_prefix("-> ").map_or_else(|| Entry::file(content), |target| Entry::Link(target.into()));
+    let files = files.iter().map(|(path, content)| ((*path).to_owned(), entry(content))).collect();
+    let environment = RunEnvironment { image: Some("agent:1".into()), ..RunEnvironment::default() };
+    Recording { recorder: Recorder::new(environment, files), open: vec![] }
 }
 
 impl Recording {
+    fn steps(&self) -> i64 {
+        self.recorder.spans.len() as i64
+    }
+
     /// Something that is no span changes files.
     pub fn meanwhile(mut self, script: &str) -> Self {
-        self.settle(self.spans.len() as i64 * 100 + 90);
-        self.files = TinyShell::script(script, &BTreeMap::new(), "", &self.files).2;
+        self.recorder.settle(self.steps() * 100 + 90);
+        let argv = ["/bin/sh", "-c", script].map(str::to_owned);
+        self.recorder.files = Toy::new(TODAY).run(&argv, &BTreeMap::new(), "", &self.recorder.files).2;
         self
     }
 
     pub fn step(mut self, name: &str, step: Step) -> Self {
-        let started = self.spans.len() as i64 * 100 + 100;
-        self.settle(started);
-        let at = self.begin(name, &step, started);
-        let source = Source::new(self.environment.clone(), self.spans.clone(), BTreeMap::new());
+        let started = self.steps() * 100 + 100;
+        self.recorder.settle(started);
+        let called = if step.opening.name.is_empty() { name } else { &step.opening.name };
+        let opening = Opening { name: called.into(), started, parent: self.open.last().cloned(), ..step.opening.clone() };
+        let source = self.recorder.begin(name.into(), opening, step.snapshots);
+        let at = source.spans.len() - 1;
         let did_not_run = step.status == Some(Status::Skipped) || step.verdict.refuses();
+        let files = &self.recorder.files;
         let (status, output, after) = match (&step.said, did_not_run) {
-            (_, true) => (Status::Skipped, Some(Output::default()), self.files.clone()),
+            (_, true) => (Status::Skipped, Some(Output::default()), files.clone()),
             (Some(text), _) => {
-                (Status::Completed, Some(Output { text: text.clone(), stdout: text.clone(), ..Output::default() }), self.files.clone())
+                (Status::Completed, Some(Output { text: text.clone(), stdout: text.clone(), ..Output::default() }), files.clone())
             }
             (None, _) => {
                 let contract = Contract::recorded(&source, at).expect("the case is a whole record");
                 let rendered = contract.render(&source, &|i| value(&source, i)).expect("the case's bindings render");
                 let action = action(&source, &rendered, None).expect("the case's steps can run");
-                TinyShell.perform(&action, &Reach { sees: &[], writes: &[] }, &self.files)
+                Toy::new(TODAY).perform(&action, &Reach { sees: &[], writes: &[] }, files)
             }
         };
         let ends = started + 50 + step.through * 100;
         let closing = Closing { verdict: step.verdict, ..Closing::new(ends, step.status.unwrap_or(status), output) };
-        let paths: BTreeSet<_> = self.files.keys().chain(after.keys()).filter(|p| self.files.get(*p) != after.get(*p)).cloned().collect();
-        let writes = paths.into_iter().map(|p| (p.clone(), after.get(&p).cloned())).collect();
-        self.underway.push(Underway { at, ends, closing, writes });
+        self.recorder.ends(closing, &after);
         self
     }
 
@@ -251,51 +243,16 @@ impl Recording {
     }
 
     pub fn end(mut self) -> Self {
-        let now = self.spans.len() as i64 * 100 + 80;
         let name = self.open.pop().expect("something is held");
-        let at = self.spans.iter().position(|s| s.id == name).expect("it has begun");
-        for underway in self.underway.iter_mut().filter(|u| u.at == at) {
-            (underway.ends, underway.closing.ended) = (now, now);
-        }
+        let at = self.recorder.spans.iter().position(|s| s.id == name).expect("it has begun");
+        self.recorder.ends_at(at, self.steps() * 100 + 80);
         self
     }
 
     pub fn recorded(mut self) -> Recorded {
-        self.settle(i64::MAX);
-        let bare = Source::new(self.environment.clone(), self.spans, BTreeMap::new());
-        let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(self.states.diff(a, b))).expect("every state is here");
-        Recorded { environment: self.environment, spans: bare.spans, changed, inherited: vec![], states: self.states }
-    }
-
-    fn begin(&mut self, name: &str, step: &Step, started: i64) -> usize {
-        let called = if step.opening.name.is_empty() { name } else { &step.opening.name };
-        let opening = Opening { name: called.into(), started, parent: self.open.last().cloned(), ..step.opening.clone() };
-        let sees = opening.sees_workspace() && step.snapshots;
-        let snapshot_before = sees.then(|| self.states.record(&self.files));
-        self.spans.push(Span {
-            id: name.into(),
-            ord: self.spans.len() as i64,
-            opening,
-            closing: None,
-            fidelity: Fidelity::Recorded,
-            first_recorded: None,
-            snapshot_before,
-            snapshot_after: None,
-            input_digest: None,
-        });
-        self.spans.len() - 1
-    }
-
-    fn settle(&mut self, now: i64) {
-        self.underway.sort_by_key(|u| u.ends);
-        while self.underway.first().is_some_and(|u| u.ends <= now) {
-            let Underway { at, ends: _, closing, writes } = self.underway.remove(0);
-            for (path, entry) in &writes {
-                set(&mut self.files, path, entry.as_ref());
-            }
-            self.spans[at].closing = Some(closing);
-            self.spans[at].snapshot_after = self.spans[at].snapshot_before.map(|_| self.states.record(&self.files));
-        }
+        self.recorder.settle(i64::MAX);
+        let Recorder { environment, spans, states, .. } = self.recorder;
+        Recorded { environment, spans, inherited: vec![], states }
     }
 }
 
@@ -304,14 +261,13 @@ impl Recording {
 pub struct Recorded {
     pub environment: RunEnvironment,
     pub spans: Vec<Span>,
-    changed: BTreeMap<String, Changed>,
     inherited: Vec<Patch>,
     pub states: States,
 }
 
 impl Recorded {
     pub fn source(&self) -> Source {
-        Source::new(self.environment.clone(), self.spans.clone(), self.changed.clone()).with_inherited(self.inherited.clone())
+        facts::source(&self.environment, self.spans.clone(), &self.states).with_inherited(self.inherited.clone())
     }
 
     fn span(&self, name: &str) -> &Span {
@@ -344,9 +300,8 @@ impl Recorded {
         let contents = Contents::default();
         let fork = Prepared::new(&source, &contents, &spec).unwrap_or_else(|e| panic!("{e}"));
         let plan = plan::of(&fork);
-        let paths: BTreeSet<_> = self.states.0.values().flat_map(|files| files.keys().cloned()).collect();
-        let paths: Vec<_> = paths.into_iter().collect();
-        let world = World { states: &self.states, paths: &paths, cache, physics: &mut TinyShell };
+        let paths = self.states.paths();
+        let world = World { states: &self.states, paths: &paths, cache, physics: &mut Toy::new(TODAY) };
         let result = replayed(&fork, world);
         let inherited = fork.to_inherit();
         Fork { plan, run: self.clone(), inherited, result }
@@ -377,12 +332,13 @@ pub struct Fork {
     pub plan: plan::Plan,
     run: Recorded,
     inherited: Vec<Patch>,
-    result: Result<(End, Ran, States), String>,
+    result: (End, Ran, States),
 }
 
 impl Fork {
     fn ran(&self) -> &(End, Ran, States) {
-        self.result.as_ref().unwrap_or_else(|why| panic!("the fork ended: {why}"))
+        assert_eq!(self.result.1.early, None, "the fork ended early");
+        &self.result
     }
 
     /// The affected spans: what the plan says of each, and what became of it.
@@ -400,13 +356,7 @@ impl Fork {
     /// What is at a path in the end.
     #[track_caller]
     pub fn has(&self, path: &str, expected: &str) -> &Self {
-        let found = match self.ran().0.files.get(path) {
-            None => "nothing".to_owned(),
-            Some(Entry::Folder) => "a folder".to_owned(),
-            Some(Entry::Link(target)) => format!("-> {target}"),
-            Some(Entry::File { content, executable: true }) => format!("x {content}"),
-            Some(Entry::File { content, executable: false }) => content.clone(),
-        };
+        let found = self.ran().0.files.get(path).map_or_else(|| "nothing".to_owned(), ToString::to_string);
         assert_eq!(found, expected, "{path}");
         self
     }
@@ -429,8 +379,8 @@ impl Fork {
     }
 
     /// Why the fork ended before its last span.
-    pub fn ended(&self) -> &str {
-        self.result.as_ref().err().map_or("it did not end early", |why| why)
+    pub fn ended(&self) -> String {
+        self.result.1.early.as_ref().map_or_else(|| "it did not end early".into(), ToString::to_string)
     }
 
     /// What the user is told of why a span is blocked.
@@ -440,18 +390,15 @@ impl Fork {
     }
 
     pub fn warnings(&self) -> String {
-        self.ran().1.warnings.join("\n")
+        self.plan.warnings.iter().chain(&self.ran().1.warnings).cloned().collect::<Vec<_>>().join("\n")
     }
 
     /// The fork as a run of its own.
     pub fn as_run(&self) -> Recorded {
         let (_, ran, states) = self.ran();
-        let bare = Source::new(self.run.environment.clone(), ran.spans.clone(), BTreeMap::new());
-        let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(states.diff(a, b))).expect("every state is here");
         Recorded {
             environment: self.run.environment.clone(),
-            spans: bare.spans,
-            changed,
+            spans: ran.spans.clone(),
             inherited: self.inherited.clone(),
             states: states.clone(),
         }

@@ -68,7 +68,7 @@ fn what_a_container_gives_is_not_known_once_what_it_holds_differs() {
     let run = run(&[])
         .hold("box", says(SpanKind::Subgraph, "sum"))
         .step("tool", says(SpanKind::ToolCall, "1"))
-        .step("quiet", sh("echo same; put log $V").env("V", "0").sees(&[], &["log"]))
+        .step("quiet", sh("echo same; echo $V > log").env("V", "0").sees(&[], &["log"]))
         .end()
         .step("use", sh("echo {{ spans['box'] }}").sees_nothing())
         .recorded();
@@ -107,7 +107,7 @@ fn what_a_container_needs_all_that_it_holds_needs() {
 fn a_unit_runs_instead_of_what_is_below_it() {
     let run = run(&[("a", "0")])
         .step("ask", says(SpanKind::ToolCall, "1"))
-        .hold("agent", sh("echo all; put a {{ ask }}").sees(&[], &["a"]))
+        .hold("agent", sh("echo all; echo {{ ask }} > a").sees(&[], &["a"]))
         .step("part", says(SpanKind::LlmCall, "thought"))
         .end()
         .step("whole", sh("echo {{ agent }}").sees_nothing())

@@ -10,7 +10,7 @@ fn chain() -> Recorded {
         .step("begin", sh("echo $V").env("V", "0").sees_nothing())
         .step("ask", says(SpanKind::ToolCall, "yes"))
         .step("use", sh("echo {{ begin }} {{ ask }}; cat conf").sees(&["conf"], &[]))
-        .step("end", sh("echo {{ use }} $V").env("V", "0").sees_nothing())
+        .step("end", sh("echo {{ use | words }} $V").env("V", "0").sees_nothing())
         .recorded()
 }
 
@@ -88,7 +88,7 @@ fn what_a_fork_left_blocked_stays_so_until_something_frees_it() {
     let run = run(&[("a", "0")])
         .step("begin", sh("echo x").sees(&[], &[]))
         .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("make", sh("put a {{ ask }}").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .step("make", sh("echo {{ ask }} > a").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
         .step("use", sh("cat a").sees(&["a"], &[]))
         .step("end", sh("echo $V").env("V", "0").sees_nothing())
         .recorded();
@@ -109,8 +109,8 @@ fn what_a_fork_left_blocked_stays_so_until_something_frees_it() {
 fn a_check_runs_what_can_run_on_its_recorded_inputs_and_says_what_differs() {
     let recorded = run(&[("conf", "0")])
         .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("make", sh("put conf {{ ask }}; echo made").sees(&["conf"], &["conf"]))
-        .step("once", sh("put conf {{ ask }}!").policy(ReplayPolicy::RecordOnly).sees(&[], &["conf"]))
+        .step("make", sh("echo {{ ask }} > conf; echo made").sees(&["conf"], &["conf"]))
+        .step("once", sh("echo {{ ask }}! > conf").policy(ReplayPolicy::RecordOnly).sees(&[], &["conf"]))
         .step("use", sh("cat conf").sees(&["conf"], &[]))
         .recorded();
     recorded.fork("ask", json!([])).tells(&[

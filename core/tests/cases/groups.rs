@@ -8,8 +8,8 @@ use replayfork_core::model::{ReplayPolicy, SpanKind};
 /// Two commands at once that may see each other's files.
 fn two() -> Recorded {
     run(&[("in", "0")])
-        .step("a", sh("put a $V").env("V", "0").through(1))
-        .step("b", sh("cat in; put b 1"))
+        .step("a", sh("echo $V > a").env("V", "0").through(1))
+        .step("b", sh("cat in; echo 1 > b"))
         .step("use_a", sh("cat a").sees(&["a"], &[]))
         .step("use_b", sh("cat b").sees(&["b"], &[]))
         .recorded()
@@ -51,8 +51,8 @@ fn a_fork_that_reaches_none_of_them_keeps_all_changes_once_all_are_done() {
 #[test]
 fn what_a_kept_group_changed_is_there_after_its_last_member() {
     let run = run(&[])
-        .step("a", sh("put x 1").through(1))
-        .step("b", sh("put b 1").sees(&[], &["b"]))
+        .step("a", sh("echo 1 > x").through(1))
+        .step("b", sh("echo 1 > b").sees(&[], &["b"]))
         .step("use", sh("cat x").sees(&["x"], &[]))
         .recorded();
     // Nobody can tell who of them wrote it, so it stands over what a patch wrote between them.
@@ -62,8 +62,8 @@ fn what_a_kept_group_changed_is_there_after_its_last_member() {
 #[test]
 fn those_that_declare_other_files_are_as_good_as_one_after_the_other() {
     let run = run(&[])
-        .step("a", sh("put a $V").env("V", "0").sees(&[], &["a"]).through(1))
-        .step("b", sh("put b 1").sees(&[], &["b"]))
+        .step("a", sh("echo $V > a").env("V", "0").sees(&[], &["a"]).through(1))
+        .step("b", sh("echo 1 > b").sees(&[], &["b"]))
         .step("use", sh("cat a; cat b").sees(&["a", "b"], &[]))
         .recorded();
     run.fork("a", json!([env("V", "1")]))
@@ -79,8 +79,8 @@ fn those_that_declare_other_files_are_as_good_as_one_after_the_other() {
 #[test]
 fn a_kept_member_that_is_told_apart_changes_only_what_it_declares() {
     let run = run(&[])
-        .step("a", sh("put a 1").sees(&[], &["a"]).through(1))
-        .step("b", sh("put b $V").env("V", "0").sees(&[], &["b"]))
+        .step("a", sh("echo 1 > a").sees(&[], &["a"]).through(1))
+        .step("b", sh("echo $V > b").env("V", "0").sees(&[], &["b"]))
         .step("use", sh("is b").sees(&["b"], &[]))
         .recorded();
     run.fork("b", json!([script_that_sees("echo nothing", &[], &["b"])]))
@@ -92,8 +92,8 @@ fn a_kept_member_that_is_told_apart_changes_only_what_it_declares() {
 #[test]
 fn one_that_reads_what_the_other_writes_is_not_told_apart() {
     let run = run(&[("a", "old")])
-        .step("a", sh("put a $V").env("V", "0").sees(&[], &["a"]).through(1))
-        .step("b", sh("cat a; put b 1").sees(&["a"], &["b"]))
+        .step("a", sh("echo $V > a").env("V", "0").sees(&[], &["a"]).through(1))
+        .step("b", sh("cat a; echo 1 > b").sees(&["a"], &["b"]))
         .recorded();
     run.fork("a", json!([env("V", "1")]))
         .tells(&["a: will run (PatchedInput) -> ran", "b: will run (WorkspaceChanged) -> ran"])
@@ -103,9 +103,9 @@ fn one_that_reads_what_the_other_writes_is_not_told_apart() {
 #[test]
 fn a_chain_is_one_group_though_its_ends_never_met() {
     let run = run(&[])
-        .step("a", sh("put a $V").env("V", "0").through(1))
-        .step("b", sh("put b 1").through(1))
-        .step("c", sh("put c 1"))
+        .step("a", sh("echo $V > a").env("V", "0").through(1))
+        .step("b", sh("echo 1 > b").through(1))
+        .step("c", sh("echo 1 > c"))
         .step("alone", sh("echo d").sees_nothing())
         .recorded();
     run.fork("a", json!([env("V", "1")])).tells(&[
@@ -124,12 +124,12 @@ fn a_chain_is_one_group_though_its_ends_never_met() {
 fn one_that_cant_run_while_the_others_do_is_blocked_and_told_why() {
     let with = |b: Step| {
         run(&[])
-            .step("a", sh("put a $V").env("V", "0").through(1))
+            .step("a", sh("echo $V > a").env("V", "0").through(1))
             .step("b", b.policy(ReplayPolicy::RecordOnly))
             .step("use", sh("cat b").sees(&["b"], &[]))
             .recorded()
     };
-    let run = with(sh("put b 1").sees(&[], &["b"]));
+    let run = with(sh("echo 1 > b").sees(&[], &["b"]));
     let fork = run.fork("a", json!([env("V", "1")]));
     fork.tells(&[
         "a: will run (PatchedInput) -> ran",
@@ -138,7 +138,7 @@ fn one_that_cant_run_while_the_others_do_is_blocked_and_told_why() {
     ]);
     assert!(fork.says_of("b").contains("IncompleteContract(writes): its file changes can't be told from those of \"a\""));
     // Where its own inputs differ too, its own reason counts.
-    with(sh("put b 1")).fork("a", json!([env("V", "1")])).tells(&[
+    with(sh("echo 1 > b")).fork("a", json!([env("V", "1")])).tells(&[
         "a: will run (PatchedInput) -> ran",
         "b: will be blocked (WorkspaceChanged RecordOnly IncompleteContract) -> blocked: RecordOnly",
         "use: will be blocked (WorkspaceChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
@@ -148,7 +148,7 @@ fn one_that_cant_run_while_the_others_do_is_blocked_and_told_why() {
 #[test]
 fn a_write_at_the_same_time_as_another_step_is_one_of_them() {
     let run = run(&[])
-        .step("a", sh("put a $V").env("V", "0").sees(&[], &["a", "b"]).through(1))
+        .step("a", sh("echo $V > a").env("V", "0").sees(&[], &["a", "b"]).through(1))
         .step("write", writes("b", "1"))
         .step("use", sh("cat b").sees(&["b"], &[]))
         .recorded();
@@ -161,8 +161,11 @@ fn a_write_at_the_same_time_as_another_step_is_one_of_them() {
 
 #[test]
 fn one_whose_output_is_given_makes_the_others_run_if_it_is_another_output() {
-    let run =
-        run(&[]).step("a", sh("put a 1; echo x").through(1)).step("b", sh("put b 1")).step("use", sh("cat a").sees(&["a"], &[])).recorded();
+    let run = run(&[])
+        .step("a", sh("echo 1 > a; echo x").through(1))
+        .step("b", sh("echo 1 > b"))
+        .step("use", sh("cat a").sees(&["a"], &[]))
+        .recorded();
     run.fork("a", json!([output("x")])).tells(&[]).has("a", "1").has("b", "1");
     // Which of the changes were its own is not recorded, so nobody knows its files.
     run.fork("a", json!([output("y")])).tells(&[
@@ -177,7 +180,7 @@ fn steps_that_see_no_files_overlap_without_being_a_group() {
     let run = run(&[])
         .step("ask", says(SpanKind::ToolCall, "1").through(2))
         .step("a", sh("echo $V").env("V", "0").sees_nothing().through(1))
-        .step("b", sh("put b 1"))
+        .step("b", sh("echo 1 > b"))
         .recorded();
     run.fork("a", json!([env("V", "1")])).tells(&["a: will run (PatchedInput) -> ran"]).has("b", "1");
 }

@@ -58,8 +58,8 @@ fn the_record_answers_a_request_that_it_knows_whoever_made_it() {
             "second: will run (UpstreamOutputChanged) -> served",
             "use: may run (UpstreamOutputChanged) -> ran",
         ])
-        .gives("first", "tell dogs at 0.5")
-        .gives("use", "tell dogs at 0.5");
+        .gives("first", "m at 0.5, user: tell dogs")
+        .gives("use", "m at 0.5, user: tell dogs");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn of_several_answers_to_one_request_each_call_gets_its_own_and_others_the_earli
     let patches = json!([crate::build::on("third", prompt("tell cats"))]);
     run.fork_with("topic", patches, recorded(Value::Null))
         .tells(&["third: will run (PatchedInput) -> served"])
-        .gives("third", "tell cats at 0.5")
+        .gives("third", "m at 0.5, user: tell cats")
         .gives("second", "again");
     // Early cutoff off: the call itself is answered anew, with its own.
     let more = json!({"model": {"mode": "Recorded"}, "reuse": {"earlyCutoff": false}});
@@ -99,7 +99,7 @@ fn the_record_comes_before_fixtures() {
         {"request": request("tell dogs"), "response": "woof"},
         {"request": request("tell birds"), "response": {"choices": [{"message": {"role": "assistant", "content": "tweet"}}]}},
     ]);
-    calls().fork_with("topic", json!([output("dogs")]), recorded(fixtures.clone())).gives("first", "tell dogs at 0.5");
+    calls().fork_with("topic", json!([output("dogs")]), recorded(fixtures.clone())).gives("first", "m at 0.5, user: tell dogs");
     calls().fork_with("topic", json!([output("birds")]), recorded(fixtures)).gives("first", "tweet");
 }
 
@@ -110,7 +110,7 @@ fn the_settings_are_a_part_of_the_request() {
         .fork_with("topic", patches.clone(), recorded(Value::Null))
         .tells(&["third: will be blocked (PatchedInput NoRecordedResponse) -> blocked: NoRecordedResponse"]);
     let command = json!({"model": {"mode": "Command", "command": {"argv": ["answer"]}}});
-    calls().fork_with("topic", patches, command).gives("third", "tell dogs at 0.9");
+    calls().fork_with("topic", patches, command).gives("third", "m at 0.9, user: tell dogs");
 }
 
 #[test]
@@ -148,5 +148,5 @@ fn a_binding_that_is_in_no_place_of_the_request_cant_be_rendered_into_it() {
     fork.tells(&[ASK, "ask: will be blocked (UpstreamOutputChanged IncompleteContract) -> blocked: IncompleteContract"]);
     assert!(fork.says_of("ask").starts_with("IncompleteContract(request): the binding \"subject\" of \"ask\""));
     let all = json!({"type": "PromptEdit", "span": "ask", "prompt": {"messages": [{"role": "user", "content": "tell {{ topic }}"}]}});
-    run.fork_with("topic", json!([output("dogs"), all]), command).gives("ask", "tell dogs at 0.5");
+    run.fork_with("topic", json!([output("dogs"), all]), command).gives("ask", "m at 0.5, user: tell dogs");
 }

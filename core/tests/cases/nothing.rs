@@ -7,7 +7,7 @@ use replayfork_core::model::SpanKind;
 
 fn one_of_each() -> Recorded {
     run(&[("conf", "0")])
-        .step("shell", sh("put log 1; echo done").env("V", "0").sees(&["conf"], &["log"]))
+        .step("shell", sh("echo 1 > log; echo done").env("V", "0").sees(&["conf"], &["log"]))
         .step("search", says(SpanKind::Retrieval, r#"[{"text":"d"}]"#))
         .step("tool", says(SpanKind::ToolCall, "t"))
         .step("ask", asks("tell {{ tool }}"))
@@ -20,7 +20,7 @@ fn the_recorded_value_again_reaches_nobody() {
     let run = one_of_each();
     let before_end = run.workspace_after("shell");
     let patches: [(&str, Value); 13] = [
-        ("shell", script_that_sees("put log 1; echo done", &["conf"], &["log"])),
+        ("shell", script_that_sees("echo 1 > log; echo done", &["conf"], &["log"])),
         ("shell", json!({"type": "CommandOverride", "command": {"env": [{"name": "V", "value": "0"}]}})),
         ("shell", env("V", "0")),
         ("shell", unset("NEVER_SET")),
@@ -38,7 +38,7 @@ fn the_recorded_value_again_reaches_nobody() {
         let fork = run.fork("shell", json!([on(span, patch.clone())]));
         assert!(fork.plan.spans.is_empty() && fork.plan.is_empty(), "{span} {patch}: {:?}", fork.plan.spans);
         assert_eq!(fork.plan.counts.reusable, 5, "{patch}");
-        fork.tells(&[]).has("conf", "0").has("log", "1").gives("ask", "tell t at 0.5");
+        fork.tells(&[]).has("conf", "0").has("log", "1").gives("ask", "m at 0.5, user: tell t");
     }
 }
 

@@ -9,7 +9,7 @@ use replayfork_core::model::{ReplayPolicy, SpanKind};
 #[test]
 fn without_early_cutoff_what_may_run_runs() {
     let run = run(&[])
-        .step("make", sh("put a same; echo $V").env("V", "0").sees(&[], &["a"]))
+        .step("make", sh("echo same > a; echo $V").env("V", "0").sees(&[], &["a"]))
         .step("use", sh("cat a").sees(&["a"], &[]))
         .step("other", sh("echo x").sees_nothing())
         .recorded();
@@ -26,7 +26,7 @@ fn without_early_cutoff_what_the_planner_finds_as_recorded_is_still_not_reached(
 
 fn with_policy(policy: ReplayPolicy) -> Recorded {
     run(&[("in", "0")])
-        .step("make", sh("cat in; echo $V; put out $V").env("V", "0").policy(policy).sees(&["in"], &["out"]))
+        .step("make", sh("cat in; echo $V; echo $V > out").env("V", "0").policy(policy).sees(&["in"], &["out"]))
         .step("use", sh("cat out").sees(&["out"], &[]))
         .recorded()
 }
@@ -119,7 +119,7 @@ fn a_step_without_a_recorded_result_runs_though_nothing_reaches_it() {
     let run = run(&[])
         .step("begin", sh("echo x").sees(&[], &[]))
         .step("hung", sh("hang").sees_nothing())
-        .step("lacks", sh("put b 1").sees(&[], &["b"]).without_snapshots())
+        .step("lacks", sh("echo 1 > b").sees(&[], &["b"]).without_snapshots())
         .step("end", sh("echo $V").env("V", "0").sees_nothing())
         .recorded();
     run.fork("hung", json!([on("end", env("V", "1"))])).tells(&[

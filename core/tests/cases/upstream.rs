@@ -19,12 +19,12 @@ fn a_command_that_fails_has_an_output_and_its_readers_run() {
 #[test]
 fn one_that_ends_without_an_output_blocks_who_needs_it_and_nobody_else() {
     let run = run(&[])
-        .step("test", sh("echo fine; put log 1").sees(&[], &["log"]))
+        .step("test", sh("echo fine; echo 1 > log").sees(&[], &["log"]))
         .step("report", sh("echo {{ test }}").sees_nothing())
         .step("after", sh("echo next").after("test").sees_nothing())
         .step("read", sh("cat log").sees(&["log"], &[]))
         .recorded();
-    let fork = run.fork("test", json!([script_that_sees("put log 2; hang", &[], &["log"])]));
+    let fork = run.fork("test", json!([script_that_sees("echo 2 > log; hang", &[], &["log"])]));
     // Any command may hang, so the plan does not say it of each: the one reason that it does not foresee.
     fork.tells(&[
         "test: will run (PatchedInput) -> ran",

@@ -1,12 +1,28 @@
-//! What patches meet in the recorded workspaces, looked up as the api-server does.
+//! What is looked up in the recorded workspaces before a fork is planned, as the api-server does.
 
-use replayfork_core::model::SnapshotRef;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use replayfork_core::concurrency::{recorded_changes, seen_through_links};
+use replayfork_core::footprint::Pattern;
+use replayfork_core::model::{RunEnvironment, SnapshotRef, Span};
 use replayfork_core::patch::FileOverride;
 use replayfork_core::plan::FactsNeeded;
 use replayfork_core::source::{Facts, FileFact, SnapshotFact, Source};
 
-use super::files::{Entry, States, changes};
+use super::files::{self, Entry, States, changes};
 
+/// A run, with what its spans saw through links and what each changed.
+pub fn source(environment: &RunEnvironment, spans: Vec<Span>, states: &States) -> Source {
+    let bare = Source::new(environment.clone(), spans, BTreeMap::new());
+    let follow = |state: &SnapshotRef, patterns: &[Pattern]| Ok::<_, Infallible>(files::seen_through_links(states.of(state), patterns));
+    let Ok(through) = seen_through_links(&bare, follow);
+    let bare = Source::new(environment.clone(), bare.spans, through);
+    let Ok(changed) = recorded_changes(&bare, |a, b| Ok::<_, Infallible>(states.diff(a, b)));
+    Source::new(environment.clone(), bare.spans, changed)
+}
+
+/// What patches meet.
 pub fn facts(source: &Source, states: &States, needed: FactsNeeded) -> Facts {
     let mut facts = Facts::default();
     for (target, before, files) in needed.files {

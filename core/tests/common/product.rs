@@ -9,13 +9,14 @@ use replayfork_core::contract::{Action, Contract, executed, patched_opening};
 use replayfork_core::footprint::Pattern;
 use replayfork_core::model::{Closing, Fidelity, Output, SnapshotRef, Span, Status};
 use replayfork_core::plan::Prepared;
+use replayfork_core::reason::Blocked;
 use replayfork_core::replay::{Execution, Replay, Reproduced, Step, WorkspaceChange};
 use replayfork_core::source::Source;
 
-use super::files::{Entry, Files, Memory, Reach, States, changes, covered, set};
+use super::files::{Changes, Entry, Files, Memory, Reach, States, changed, covered, set};
 
 /// Results of other forks.
-pub type Cache = BTreeMap<Digest, (Status, Output, BTreeMap<String, Option<Entry>>)>;
+pub type Cache = BTreeMap<Digest, (Status, Output, Changes)>;
 
 /// What commands do. Gives how the step ended, and the files after it.
 pub trait Physics {
@@ -52,14 +53,15 @@ pub enum Became {
     Executed,
     Served,
     Cached,
-    Blocked(Vec<String>),
+    Blocked(Vec<Blocked>),
     /// Of a check.
     Reproduced(Reproduced),
-    NotExecutable(Vec<String>),
+    NotExecutable(Vec<Blocked>),
 }
 
 impl fmt::Display for Became {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |blocked: &[Blocked]| blocked.iter().map(|b| b.reason.as_str()).collect::<Vec<_>>().join(" ");
         match self {
             Became::Kept => f.write_str("kept"),
             Became::Reused => f.write_str("reused"),
@@ -67,22 +69,48 @@ impl fmt::Display for Became {
             Became::Executed => f.write_str("ran"),
             Became::Served => f.write_str("served"),
             Became::Cached => f.write_str("cached"),
-            Became::Blocked(reasons) => write!(f, "blocked: {}", reasons.join(" ")),
+            Became::Blocked(blocked) => write!(f, "blocked: {}", names(blocked)),
             Became::Reproduced(Reproduced::Identical) => f.write_str("identical"),
             Became::Reproduced(Reproduced::Differs(respects)) => write!(f, "differs: {}", respects.join(", ")),
-            Became::NotExecutable(reasons) => write!(f, "not executable: {}", reasons.join(" ")),
+            Became::NotExecutable(blocked) => write!(f, "not executable: {}", names(blocked)),
         }
     }
+}
+
+/// Why a fork ended before its last unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Early {
+    UndeclaredWrite { span: String, path: String },
+    WorkspaceInconsistent(String),
+}
+
+impl fmt::Display for Early {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Early::UndeclaredWrite { span, path } => write!(f, "{span:?} changed {path:?}, which it does not declare"),
+            Early::WorkspaceInconsistent(message) => f.write_str(message),
+        }
+    }
+}
+
+/// What a unit gave that is not simply kept, and what it changed.
+#[derive(Clone, Debug, Default)]
+pub struct Gave {
+    pub output: Option<Output>,
+    pub changed: Changes,
 }
 
 /// What came of a fork, besides its end.
 #[derive(Default)]
 pub struct Ran {
     pub became: BTreeMap<usize, Became>,
+    pub gave: BTreeMap<usize, Gave>,
+    pub early: Option<Early>,
     /// Executed though every input was as recorded.
     pub needless: BTreeSet<usize>,
     /// The fork as a run of its own.
     pub spans: Vec<Span>,
+    /// Beyond the plan's.
     pub warnings: Vec<String>,
 }
 
@@ -100,7 +128,8 @@ pub fn seen(value: &SpanValue) -> (String, String, i32, Status) {
 /// The recorded value of a span.
 pub fn value(source: &Source, i: usize) -> Result<SpanValue, String> {
     let span = &source.spans[i];
-    span.output().map(|o| SpanValue { output: o.clone(), status: span.status() }).ok_or_else(|| "nothing".to_owned())
+    let gave = span.output().map(|o| SpanValue { output: o.clone(), status: span.status() });
+    gave.ok_or_else(|| format!("span {:?} ended without an output", span.opening.name))
 }
 
 /// The paths that forks before this one left unknown where it begins.
@@ -129,12 +158,9 @@ struct Driver<'a, 'b> {
 }
 
 /// Carries a fork out.
-///
-/// # Errors
-/// Why it ended before its last unit.
-pub fn replayed(fork: &Prepared<'_>, world: World<'_>) -> Result<(End, Ran, States), String> {
+pub fn replayed(fork: &Prepared<'_>, world: World<'_>) -> (End, Ran, States) {
     let source = fork.source;
-    let start = source.start_state(fork.first).map(|s| world.states.0[&s.content].clone()).unwrap_or_default();
+    let start = source.start_state(fork.first).map(|s| world.states.of(&s).clone()).unwrap_or_default();
     let mut driver = Driver {
         fork,
         replay: Replay::new(fork),
@@ -144,73 +170,89 @@ pub fn replayed(fork: &Prepared<'_>, world: World<'_>) -> Result<(End, Ran, Stat
         world,
     };
     for n in fork.units() {
-        driver.unit(n)?;
+        driver.unit(n);
+        if driver.ran.early.is_some() {
+            break;
+        }
     }
     let Driver { mut end, mut ran, memory, replay, .. } = driver;
     end.files = memory.files;
-    ran.warnings = replay.plan.warnings.iter().chain(&replay.warnings).cloned().collect();
-    Ok((end, ran, memory.states))
+    ran.warnings = replay.warnings;
+    (end, ran, memory.states)
 }
 
 impl Driver<'_, '_> {
-    fn unit(&mut self, n: usize) -> Result<(), String> {
+    fn unit(&mut self, n: usize) {
         let before = self.replay.before(n);
         self.apply(&before);
-        let at_start = self.memory.states.record(&self.memory.files.clone());
-        let mut step = self.replay.step(n, &mut self.memory).unwrap_or_else(|never| match never {});
+        let start = self.memory.files.clone();
+        let at_start = self.memory.states.record(&start);
+        let Ok(mut step) = self.replay.step(n, &mut self.memory);
         if let Step::Cached { key, otherwise } = step {
-            if let Some((status, output, writes)) = self.world.cache.get(&key).cloned() {
-                self.cached(n, at_start, status, output, &writes);
-                return Ok(());
-            }
-            step = *otherwise;
+            step = match self.world.cache.get(&key).cloned() {
+                Some(result) => {
+                    let output = self.cached(n, at_start, result);
+                    return self.tell(n, Became::Cached, Some(output), &start);
+                }
+                None => *otherwise,
+            };
         }
-        let became = match step {
+        let (became, output) = match step {
             Step::Keep { reused, changes } => {
                 self.apply(&changes);
                 self.keep(n, at_start);
-                if reused { Became::Reused } else { Became::Kept }
+                (if reused { Became::Reused } else { Became::Kept }, None)
             }
             Step::Override { output, changes } => {
                 self.apply(&changes);
-                self.overridden(n, at_start, output);
-                Became::Overridden
+                self.overridden(n, at_start, output.clone());
+                (Became::Overridden, Some(output))
             }
             Step::Block { blocked, unknown } => {
                 self.block(n, unknown);
-                Became::Blocked(blocked.iter().map(|b| b.reason.to_string()).collect())
+                (Became::Blocked(blocked), None)
             }
             Step::Serve(execution, answer) => {
                 let output = answer.output();
                 self.end.outputs.insert(n, Some(SpanValue { output: output.clone(), status: Status::Completed }));
                 self.replay.executed(n, Status::Completed, Some(output.clone()), &[]);
-                self.store(n, at_start, Fidelity::ServedFromRecording, (Status::Completed, Some(output)), Some(&execution));
-                Became::Served
+                self.store(n, at_start, Fidelity::ServedFromRecording, (Status::Completed, Some(output.clone())), Some(&execution));
+                (Became::Served, Some(output))
             }
-            Step::Execute(execution) => self.execute(n, at_start, &execution)?,
-            Step::NotExecutable(blocked) => Became::NotExecutable(blocked.iter().map(|b| b.reason.to_string()).collect()),
-            Step::Inconsistent { message, .. } => return Err(message),
-            Step::Cached { .. } => return Err("a cached result stands for another one".into()),
+            Step::Execute(execution) => self.execute(n, at_start, &execution),
+            Step::NotExecutable(blocked) => (Became::NotExecutable(blocked), None),
+            Step::Inconsistent { message, .. } => {
+                self.ran.early = Some(Early::WorkspaceInconsistent(message));
+                return;
+            }
+            Step::Cached { .. } => panic!("a cached result stands for another one"),
         };
-        self.ran.became.insert(n, became);
-        Ok(())
+        self.tell(n, became, output, &start);
     }
 
-    fn cached(&mut self, n: usize, at_start: SnapshotRef, status: Status, output: Output, writes: &BTreeMap<String, Option<Entry>>) {
-        let changed: Vec<_> = writes.keys().cloned().collect();
-        for (path, content) in writes {
+    fn tell(&mut self, n: usize, became: Became, output: Option<Output>, start: &Files) {
+        self.ran.became.insert(n, became);
+        self.ran.gave.insert(n, Gave { output, changed: changed(start, &self.memory.files) });
+    }
+
+    fn cached(&mut self, n: usize, at_start: SnapshotRef, (status, output, writes): (Status, Output, Changes)) -> Output {
+        for (path, content) in &writes {
             set(&mut self.memory.files, path, content.as_ref());
         }
+        let changed: Vec<_> = writes.into_keys().collect();
         self.end.outputs.insert(n, Some(SpanValue { output: output.clone(), status }));
         self.replay.executed(n, status, Some(output.clone()), &changed);
-        self.store(n, at_start, Fidelity::Reused, (status, Some(output)), None);
-        self.ran.became.insert(n, Became::Cached);
+        self.store(n, at_start, Fidelity::Reused, (status, Some(output.clone())), None);
+        output
     }
 
     fn keep(&mut self, n: usize, at_start: SnapshotRef) {
         let source = self.fork.source;
         self.replay.kept(n);
         self.end.outputs.insert(n, value(source, n).ok());
+        if self.fork.check {
+            return;
+        }
         let after = self.memory.states.record(&self.memory.files.clone());
         let times = source.interval(n);
         let span = &mut self.ran.spans[n];
@@ -251,7 +293,7 @@ impl Driver<'_, '_> {
         leave_out(source, &mut self.ran.spans, n);
     }
 
-    fn execute(&mut self, n: usize, at_start: SnapshotRef, execution: &Execution) -> Result<Became, String> {
+    fn execute(&mut self, n: usize, at_start: SnapshotRef, execution: &Execution) -> (Became, Option<Output>) {
         let fork = self.fork;
         if as_recorded(fork, &self.world, &self.memory, &self.end, n, execution) {
             self.ran.needless.insert(n);
@@ -259,26 +301,28 @@ impl Driver<'_, '_> {
         let contract = Contract::patched(fork.source, &fork.patches, n).expect("it is executed");
         let reach = Reach { sees: &contract.footprint.sees, writes: &execution.writes };
         let (status, output, files) = self.world.physics.perform(&execution.action, &reach, &self.memory.files);
-        let changed = changes(&self.memory.files, &files);
+        let writes = changed(&self.memory.files, &files);
+        let paths: Vec<_> = writes.keys().cloned().collect();
         self.memory.files = files;
-        if let (Some(key), Some(output)) = (execution.cache_key, &output) {
-            let writes = changed.iter().map(|p| (p.clone(), self.memory.files.get(p).cloned())).collect();
-            self.world.cache.insert(key, (status, output.clone(), writes));
-        }
         if fork.check {
-            let reproduced = self.replay.reproduced(n, status, output.as_ref(), &mut self.memory).unwrap_or_else(|never| match never {});
-            return Ok(Became::Reproduced(reproduced));
+            let Ok(reproduced) = self.replay.reproduced(n, status, output.as_ref(), &mut self.memory);
+            return (Became::Reproduced(reproduced), output);
         }
-        if let Some(path) = execution.undeclared(&changed) {
-            return Err(format!("{:?} changed {path:?}, which it does not declare", fork.source.spans[n].opening.name));
+        if let Some(path) = execution.undeclared(&paths) {
+            let span = fork.source.spans[n].opening.name.clone();
+            self.ran.early = Some(Early::UndeclaredWrite { span, path: path.to_owned() });
+            return (Became::Executed, output);
+        }
+        if let (Some(key), Some(output)) = (execution.cache_key, &output) {
+            self.world.cache.insert(key, (status, output.clone(), writes));
         }
         if let Action::WriteFile { path, .. } = &execution.action {
             self.end.unknown.remove(path);
         }
         self.end.outputs.insert(n, output.clone().map(|output| SpanValue { output, status }));
-        self.replay.executed(n, status, output.clone(), &changed);
-        self.store(n, at_start, Fidelity::Reexecuted, (status, output), Some(execution));
-        Ok(Became::Executed)
+        self.replay.executed(n, status, output.clone(), &paths);
+        self.store(n, at_start, Fidelity::Reexecuted, (status, output.clone()), Some(execution));
+        (Became::Executed, output)
     }
 
     fn apply(&mut self, all: &[WorkspaceChange]) {
@@ -286,11 +330,11 @@ impl Driver<'_, '_> {
         for change in all {
             match change {
                 WorkspaceChange::Restore(state) => {
-                    memory.files = memory.states.0[&state.content].clone();
+                    memory.files = memory.states.of(state).clone();
                     end.unknown.clear();
                 }
                 WorkspaceChange::Recorded { state, paths } => {
-                    let from = memory.states.0[&state.content].clone();
+                    let from = memory.states.of(state).clone();
                     for path in paths {
                         set(&mut memory.files, path, from.get(path));
                         end.unknown.remove(path);
@@ -350,7 +394,7 @@ fn as_recorded(fork: &Prepared<'_>, world: &World<'_>, memory: &Memory, end: &En
     let (Ok(now), Ok(then)) = (Contract::patched(source, &fork.patches, n), Contract::recorded(source, n)) else { return false };
     let unchanged = |d: &usize| end.outputs.get(d).is_none_or(|v| v.as_ref().map(seen) == value(source, *d).ok().as_ref().map(seen));
     let files = source.state_before(n).is_some_and(|before| {
-        let before = &memory.states.0[&before.content];
+        let before = memory.states.of(&before);
         world.paths.iter().filter(|p| covered(&now.footprint.sees, p)).all(|p| before.get(p) == memory.files.get(p))
     });
     fork.recorded_inputs(n).is_some_and(|then| *then == execution.rendered)

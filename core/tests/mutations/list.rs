@@ -141,6 +141,14 @@ pub const MUTATIONS: &[Mutation] = &[
         "if false {",
     ),
     rule(
+        "what links lead to is not seen",
+        "a path stands for what it leads to through symlinks",
+        Cases,
+        "concurrency.rs",
+        "if !through.is_empty() {",
+        "if false {",
+    ),
+    rule(
         "a new command keeps its declaration",
         "a new script or argv voids `reads` and `writes` unless it states them",
         Cases,

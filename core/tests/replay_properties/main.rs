@@ -9,18 +9,18 @@ mod part;
 mod reference;
 mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{Executor, Inputs, ReplayPolicy, RunEnvironment, SpanKind};
 use replayfork_core::patch::{Contents, Patch};
 use replayfork_core::plan::{self, Mark, Plan, Prepared};
+use replayfork_core::reason::Blocked;
 use replayfork_core::source::Source;
 use serde_json::{Value, json};
 
-use common::facts::facts;
+use common::facts::{self, facts};
 use common::files::States;
 use common::product::{Became, Cache, End, Ran, World, replayed, seen, unknown_paths};
 use reference::Reference;
@@ -125,6 +125,7 @@ fn approve(spec: &mut ForkSpec, plan: &Plan) {
 
 /// What holds of every fork, however its commands turn out.
 fn within_the_plan(source: &Source, plan: &Plan, got: &End, ran: &Ran, cache: bool) -> Result<(), TestCaseError> {
+    prop_assert_eq!(&ran.early, &None, "it ended early");
     let mark = |n: usize| plan.spans.iter().find(|p| p.id == id(n)).and_then(|p| p.mark);
     for n in (0..source.spans.len()).filter(|&n| source.is_unit(n)) {
         let became = ran.became.get(&n);
@@ -135,8 +136,8 @@ fn within_the_plan(source: &Source, plan: &Plan, got: &End, ran: &Ran, cache: bo
         prop_assert!(did_run || cache || mark(n) != Some(Mark::WillRun), "{} should have run", id(n));
         prop_assert!(blocked || mark(n) != Some(Mark::WillBeBlocked), "{} should have been blocked", id(n));
         let reasons = if let Some(Became::Blocked(reasons)) = became { &reasons[..] } else { &[] };
-        for reason in reasons {
-            let foreseen = plan.spans.iter().find(|p| p.id == id(n)).is_some_and(|p| p.blocked.iter().any(|b| b.reason.as_str() == reason));
+        for Blocked { reason, .. } in reasons {
+            let foreseen = plan.spans.iter().find(|p| p.id == id(n)).is_some_and(|p| p.blocked.iter().any(|b| b.reason == *reason));
             prop_assert!(foreseen, "{} was blocked by {reason}, which the plan does not name", id(n));
         }
     }
@@ -203,7 +204,7 @@ fn fork_once(
     let uses_cache = cache.is_some();
     let (paths, mut own_cache) = (paths(), Cache::new());
     let world = World { states, paths: &paths, cache: cache.unwrap_or(&mut own_cache), physics: &mut Salted("") };
-    let (got, ran, after) = replayed(&fork, world).map_err(TestCaseError::fail)?;
+    let (got, ran, after) = replayed(&fork, world);
     within_the_plan(&source, &plan, &got, &ran, uses_cache)?;
     nothing_needless(&fork, &plan, &ran)?;
     let cached = ran.those(|b| *b == Became::Cached);
@@ -214,9 +215,7 @@ fn fork_once(
     let want = reference.run(unknown_paths(&fork, &paths));
     equal(&source, &got, &want)?;
     let inherited = fork.to_inherit();
-    let bare = Source::new(RunEnvironment::default(), ran.spans, BTreeMap::new());
-    let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(after.diff(a, b))).unwrap();
-    let forked = Source::new(RunEnvironment::default(), bare.spans, changed).with_inherited(inherited.clone());
+    let forked = facts::source(&RunEnvironment::default(), ran.spans, &after).with_inherited(inherited.clone());
     Ok((forked, after, inherited))
 }
 
@@ -307,7 +306,7 @@ proptest! {
         let plan = plan::of(&fork);
         part::plans_the_same(&fork, &Contents::default())?;
         let world = World { states: &states, paths: &paths(), cache: &mut Cache::new(), physics: &mut Salted(&salt) };
-        let (got, ran, _) = replayed(&fork, world).map_err(TestCaseError::fail)?;
+        let (got, ran, _) = replayed(&fork, world);
         within_the_plan(&source, &plan, &got, &ran, false)?;
     }
 }

@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use replayfork_core::concurrency::recorded_changes;
 use replayfork_core::contract::{Action, Contract, action};
 use replayfork_core::digest::Hasher;
 use replayfork_core::footprint::{Footprint, Pattern};
 use replayfork_core::model::{
-    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
+    Binding, Closing, Executor, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
     WorkspaceAccess,
 };
 use replayfork_core::source::Source;
 use serde_json::{Value, json};
 
-use crate::common::files::{Entry, Files, Reach, States, changes, covered, set};
+use crate::common::facts;
+use crate::common::files::{Entry, Files, Reach, States, covered, set};
 use crate::common::product::{Physics, value};
+use crate::common::recorder::Recorder;
 
 /// The last ones are declared by nobody.
 pub const PATHS: [&str; 9] = ["f0", "f1", "f2", "d/f3", "d/f4", "e/f5", "stray", "d/other", "e/other"];
@@ -223,48 +224,28 @@ fn verdict(draft: &Draft) -> (Verdict, bool) {
     }
 }
 
-/// A step that has begun: what it will write when it ends.
-struct Underway {
-    n: usize,
-    ends: i64,
-    closing: Closing,
-    writes: BTreeMap<String, Option<Entry>>,
-}
-
 /// Records a run. A step reads when it begins and writes when it ends.
 pub fn record(drafts: &[Draft]) -> (Source, States) {
-    let mut files: Files = PATHS[..4].iter().map(|p| ((*p).to_owned(), Entry::file(format!("initial {p}")))).collect();
-    let (mut states, mut spans) = (States::default(), Vec::<Span>::new());
-    let mut underway: Vec<Underway> = Vec::new();
+    let files = PATHS[..4].iter().map(|p| ((*p).to_owned(), Entry::file(format!("initial {p}")))).collect();
+    let mut recorder = Recorder::new(RunEnvironment::default(), files);
     let parents = parents(drafts);
     for (n, draft) in drafts.iter().enumerate() {
         let started = n as i64 * 100 + 1;
-        end(&mut spans, &mut states, &mut files, &mut underway, started);
-        if let Some(gap) = draft.gap.filter(|_| underway.is_empty()) {
-            files.insert(PATHS[gap].to_owned(), Entry::file(format!("gap {n}")));
+        recorder.settle(started);
+        if let Some(gap) = draft.gap.filter(|_| !recorder.is_busy()) {
+            recorder.files.insert(PATHS[gap].to_owned(), Entry::file(format!("gap {n}")));
         }
-        let opening = opening(n, draft, &spans, parents[n], started);
+        let opening = opening(n, draft, &recorder.spans, parents[n], started);
         let below = |i: usize| std::iter::successors(parents[i], |&p| parents[p]).any(|p| p == n);
         let holds = (0..parents.len()).rfind(|&i| below(i));
-        let snapshot_before = opening.sees_workspace().then(|| states.record(&files));
-        spans.push(Span {
-            id: id(n),
-            ord: n as i64,
-            opening: opening.clone(),
-            closing: None,
-            fidelity: Fidelity::Recorded,
-            first_recorded: None,
-            snapshot_before,
-            snapshot_after: None,
-            input_digest: None,
-        });
+        let so_far = recorder.begin(id(n), opening.clone(), true);
+        let files = &recorder.files;
         let ends = match holds {
             Some(last) => last as i64 * 100 + 90,
             None if parents[n].is_none() && draft.overlaps > 0 => (n + draft.overlaps) as i64 * 100 + 60,
             None => started + 49,
         };
         let (verdict, out) = verdict(draft);
-        let so_far = Source::new(RunEnvironment::default(), spans.clone(), BTreeMap::new());
         let (status, output, after) = if out {
             (Status::Skipped, Output::default(), files.clone())
         } else if opening.executor.is_some() {
@@ -272,15 +253,15 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
             let rendered = contract.render(&so_far, &|i| value(&so_far, i)).unwrap();
             let mut footprint = so_far.footprint(n);
             for below in (0..drafts.len()).filter(|&i| parents[i] == Some(n)) {
-                let inner = self::opening(below, &drafts[below], &spans, None, i64::MIN);
+                let inner = self::opening(below, &drafts[below], &recorder.spans, None, i64::MIN);
                 footprint = footprint.with(Footprint::of(&inner, inner.executor.as_ref(), None).unwrap());
             }
             let reach = Reach { sees: &footprint.sees, writes: &footprint.writes };
             // A model that is asked the same twice need not say the same.
             let salt = if matches!(opening.executor, Some(Executor::Model { .. })) { ["", "again"][n % 2] } else { "" };
-            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, &files, salt);
+            let (status, output, mut after) = perform(&action(&so_far, &rendered, None).unwrap(), &reach, files, salt);
             if draft.quirk == 17
-                && underway.is_empty()
+                && !recorder.is_busy()
                 && draft.overlaps == 0
                 && opening.reads.is_some()
                 && matches!(opening.executor, Some(Executor::Shell(_)))
@@ -293,16 +274,14 @@ pub fn record(drafts: &[Draft]) -> (Source, States) {
             let text = short(&["given", &format!("{:?}", opening.input_bindings), &n.to_string()]);
             (Status::Completed, Output { stdout: text.clone(), text, ..Output::default() }, files.clone())
         };
-        let writes = changes(&files, &after).into_iter().map(|p| (p.clone(), after.get(&p).cloned())).collect();
         let timed_out = draft.quirk == 18 && matches!(opening.executor, Some(Executor::Shell(_)));
         let output = (!timed_out).then_some(output);
         let closing = Closing { verdict, ..Closing::new(ends, if timed_out { Status::Failed } else { status }, output) };
-        underway.push(Underway { n, ends, closing, writes });
+        recorder.ends(closing, &after);
     }
-    end(&mut spans, &mut states, &mut files, &mut underway, i64::MAX);
-    let bare = Source::new(RunEnvironment::default(), spans.clone(), BTreeMap::new());
-    let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(states.diff(a, b))).unwrap();
-    (Source::new(RunEnvironment::default(), spans, changed), states)
+    recorder.settle(i64::MAX);
+    let Recorder { environment, spans, states, .. } = recorder;
+    (facts::source(&environment, spans, &states), states)
 }
 
 /// Who holds whom: containers and units hold the steps right after them; a container may hold another one.
@@ -325,16 +304,4 @@ fn parents(drafts: &[Draft]) -> Vec<Option<usize>> {
         n += holds + 1;
     }
     parents
-}
-
-fn end(spans: &mut [Span], states: &mut States, files: &mut Files, underway: &mut Vec<Underway>, now: i64) {
-    underway.sort_by_key(|u| u.ends);
-    while underway.first().is_some_and(|u| u.ends <= now) {
-        let Underway { n, ends: _, closing, writes } = underway.remove(0);
-        for (path, content) in &writes {
-            set(files, path, content.as_ref());
-        }
-        spans[n].closing = Some(closing);
-        spans[n].snapshot_after = spans[n].snapshot_before.map(|_| states.record(files));
-    }
 }

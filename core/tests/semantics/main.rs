@@ -3,22 +3,22 @@
 //! The page's blocks are told apart by the words behind their fences; one that nothing here carries out is an error. With
 //! `REPLAYFORK_UPDATE_DOCS=1` what differs is written into the page, to be read before it is committed.
 
-#[path = "../common/memory.rs"]
-mod memory;
+#[path = "../common/mod.rs"]
+mod common;
 mod page;
 mod recording;
 mod replaying;
-mod shell;
 mod templates;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use common::product::Cache;
 use page::Block;
 use recording::Recorded;
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::patch::Contents;
-use replaying::{Cache, Forked};
+use replaying::Forked;
 use serde_json::Value;
 
 fn path() -> PathBuf {

@@ -2,19 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use replayfork_core::binding::SpanValue;
-use replayfork_core::concurrency::recorded_changes;
-use replayfork_core::contract::{Action, Contract, action};
+use replayfork_core::contract::{Contract, action};
 use replayfork_core::model::{
-    Binding, Closing, Executor, Fidelity, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
+    Binding, Closing, Executor, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
     WorkspaceAccess,
 };
 use replayfork_core::source::Source;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::memory::{Files, States, changes, set};
-use super::shell;
+use crate::common::facts;
+use crate::common::files::{Files, Reach, States};
+use crate::common::product::{Physics, value};
+use crate::common::recorder::Recorder;
+use crate::common::shell::Toy;
 
 /// What `date` says when a run is recorded.
 pub const TODAY: &str = "Monday";
@@ -81,7 +82,7 @@ struct Step {
     until: Option<String>,
     /// What something changes right before it, outside of any step.
     #[serde(default)]
-    changed_before: BTreeMap<String, String>,
+    changed_before: Files,
     #[serde(default = "yes")]
     snapshots: bool,
 }
@@ -100,9 +101,7 @@ pub struct Recorded {
 
 impl Recorded {
     pub fn source(&self) -> Source {
-        let bare = Source::new(self.environment.clone(), self.spans.clone(), BTreeMap::new());
-        let changed = recorded_changes(&bare, |a, b| Ok::<_, ()>(self.states.diff(a, b))).expect("states are in memory");
-        Source::new(self.environment.clone(), bare.spans, changed).with_inherited(self.inherited.clone())
+        facts::source(&self.environment, self.spans.clone(), &self.states).with_inherited(self.inherited.clone())
     }
 }
 
@@ -171,30 +170,19 @@ impl Step {
     }
 }
 
-/// A step that has begun: what it will have changed when it ends.
-struct Underway {
-    n: usize,
-    ends: i64,
-    closing: Closing,
-    writes: BTreeMap<String, Option<String>>,
-}
-
-/// Records a run. A step reads when it begins and writes when it ends.
+/// Records a run.
 ///
 /// # Errors
 /// What a recorder would refuse.
 pub fn record(yaml: &str) -> Result<Recorded, String> {
     let run: Run = serde_yaml_ng::from_str(yaml).map_err(|e| e.to_string())?;
     let environment = RunEnvironment { image: run.image, workspace_root: Some("/workspace".into()), ..RunEnvironment::default() };
-    let (mut files, mut states, mut spans) = (run.files, States::default(), Vec::<Span>::new());
-    let mut underway: Vec<Underway> = Vec::new();
+    let mut recorder = Recorder::new(environment, run.files);
     let place = |name: &String| run.steps.iter().position(|s| s.id() == *name).ok_or_else(|| format!("no step {name}"));
     for (n, step) in run.steps.iter().enumerate() {
         let started = n as i64 * 100 + 1;
-        end(&mut spans, &mut states, &mut files, &mut underway, started);
-        files.extend(step.changed_before.clone());
-        let opening = step.opening(started);
-        let before = (opening.sees_workspace() && step.snapshots).then(|| states.record(&files));
+        recorder.settle(started);
+        recorder.files.extend(step.changed_before.clone());
         let id = step.id();
         let last_child = run.steps.iter().rposition(|s| s.parent.as_ref() == Some(&id));
         let ends = match (&step.until, last_child) {
@@ -202,23 +190,12 @@ pub fn record(yaml: &str) -> Result<Recorded, String> {
             (None, Some(last)) => last as i64 * 100 + 90,
             (None, None) => started + 49,
         };
-        spans.push(Span {
-            id,
-            ord: n as i64,
-            opening,
-            closing: None,
-            fidelity: Fidelity::Recorded,
-            first_recorded: None,
-            snapshot_before: before,
-            snapshot_after: None,
-            input_digest: None,
-        });
-        let so_far = Source::new(environment.clone(), spans.clone(), BTreeMap::new());
-        let (closing, after) = closing(step, n, &so_far, &files, ends)?;
-        let writes = changes(&files, &after).into_iter().map(|p| (p.clone(), after.get(&p).cloned())).collect();
-        underway.push(Underway { n, ends, closing, writes });
+        let so_far = recorder.begin(id, step.opening(started), step.snapshots);
+        let (closing, after) = closing(step, n, &so_far, &recorder.files, ends)?;
+        recorder.ends(closing, &after);
     }
-    end(&mut spans, &mut states, &mut files, &mut underway, i64::MAX);
+    recorder.settle(i64::MAX);
+    let Recorder { environment, spans, states, .. } = recorder;
     Ok(Recorded { environment, spans, states, inherited: vec![] })
 }
 
@@ -240,50 +217,9 @@ fn closing(step: &Step, n: usize, so_far: &Source, files: &Files, ends: i64) -> 
         return Ok((told(Status::Completed, Some(said(step.gave.as_deref().unwrap_or("")))), files.clone()));
     };
     let rendered = contract.render(so_far, &|i| value(so_far, i)).map_err(|e| e.to_string())?;
-    let mut after = files.clone();
-    let (status, mut output) = perform(&action(so_far, &rendered, None)?, &mut after, TODAY);
+    let (status, mut output, after) = Toy::new(TODAY).perform(&action(so_far, &rendered, None)?, &Reach { sees: &[], writes: &[] }, files);
     if let Some(text) = &step.gave {
-        output = Output { exit_code: output.exit_code, ..said(text) };
+        output = output.map(|output| Output { exit_code: output.exit_code, ..said(text) });
     }
-    Ok((told(status, Some(output)), after))
-}
-
-/// What a command, a read or a write gives and does.
-pub fn perform(action: &Action, files: &mut Files, today: &str) -> (Status, Output) {
-    let said = |text: String| Output { text: text.clone(), stdout: text, ..Output::default() };
-    match action {
-        Action::Run(command) => {
-            let ran = shell::run(&command.argv, &command.env, &command.stdin, files, today);
-            let status = if ran.exit_code == 0 { Status::Completed } else { Status::Failed };
-            (status, Output { stderr: ran.stderr, exit_code: Some(ran.exit_code), ..said(ran.stdout) })
-        }
-        Action::ReadFile { path } => match files.get(path) {
-            Some(content) => (Status::Completed, said(content.clone())),
-            None => (Status::Failed, said(String::new())),
-        },
-        Action::WriteFile { path, content, .. } => {
-            files.insert(path.clone(), content.clone());
-            (Status::Completed, said("written".into()))
-        }
-        Action::AskModel { .. } => unreachable!("models are asked elsewhere"),
-    }
-}
-
-fn end(spans: &mut [Span], states: &mut States, files: &mut Files, underway: &mut Vec<Underway>, now: i64) {
-    underway.sort_by_key(|u| u.ends);
-    while underway.first().is_some_and(|u| u.ends <= now) {
-        let Underway { n, ends: _, closing, writes } = underway.remove(0);
-        for (path, content) in &writes {
-            set(files, path, content.as_ref());
-        }
-        spans[n].closing = Some(closing);
-        spans[n].snapshot_after = spans[n].snapshot_before.map(|_| states.record(files));
-    }
-}
-
-pub fn value(source: &Source, i: usize) -> Result<SpanValue, String> {
-    let span = &source.spans[i];
-    span.output()
-        .map(|o| SpanValue { output: o.clone(), status: span.status() })
-        .ok_or_else(|| format!("span {:?} ended without an output", span.opening.name))
+    Ok((told(status, output), after))
 }
