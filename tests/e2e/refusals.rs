@@ -1,7 +1,7 @@
 //! What is refused: with field, value and remedy, in the same words wherever it is asked.
 
 use anyhow::{Context, Result, ensure};
-use replayfork_test_cluster::command::feed;
+use replayfork_test_cluster::command::{self, feed, output};
 use replayfork_tests::fork::manifest;
 use replayfork_tests::place::{AGENT, Place};
 use serde_json::{Value, json};
@@ -11,6 +11,7 @@ use crate::{Scenario, scenarios};
 pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_fork_that_has_no_plan_says_field_value_and_remedy,
     e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply,
+    e2e_spec_that_is_nested_too_deep_is_refused_and_holds_up_no_other,
     e2e_several_forks_in_a_file_are_planned_each_and_text_is_what_json_says,
     e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in,
 ];
@@ -212,5 +213,31 @@ fn e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in(place: &Plac
     let refused = place.ask("POST", "/v1/runs", Some(&token), Some(json!({"name": "x", "agent": "x"})))?;
     ensure!(refused.status == 403, "a reader may record: {}", refused.status);
     ensure!(place.ask("GET", "/api/v1/forks", Some(&token), None)?.status == 403, "a user may operate forks");
+    Ok(())
+}
+
+/// The cluster stores what no reader can follow.
+fn e2e_spec_that_is_nested_too_deep_is_refused_and_holds_up_no_other(place: &Place) -> Result<()> {
+    let request = json!({"model": "m", "messages": [{"role": "user", "content": "well?"}]});
+    let run = place.recorded_by(&[
+        json!({"id": "find", "opening": {"name": "find", "kind": "Retrieval"}, "closing": {"status": "Completed", "output": {"text": "[]"}}}),
+        json!({"id": "use", "opening": {"name": "use", "kind": "ShellCommand", "workspace": "none", "executor": {"type": "shell", "script": "echo []"},
+            "input_bindings": {"script": "echo {{ find | quote }}"}}, "closing": {"status": "Completed", "output": {"text": "[]\n", "exit_code": 0}}}),
+        json!({"id": "ask", "opening": {"name": "ask", "kind": "LlmCall", "executor": {"type": "model", "provider": "p", "request": request}},
+            "closing": {"status": "Completed", "output": {"text": "well."}}}),
+    ])?;
+    let edit = json!([{"type": "ModelConfigEdit", "modelConfig": {"parameters": {"a": "DEEP"}}}]);
+    let deep = manifest("deep", &run, "ask", edit, json!({})).replace("\"DEEP\"", &format!("{}1{}", "[".repeat(1000), "]".repeat(1000)));
+    place.apply(&deep)?;
+    command::run(&mut place.kubectl(["wait", "--for=condition=Finished", "--timeout=60s", "replayfork/deep"]))?;
+    let path = "jsonpath={.status.conditions[?(@.type==\"Succeeded\")].message}";
+    let said = output(&mut place.kubectl(["get", "replayfork", "deep", "-o", path]))?;
+    ensure!(said.contains("spec.patches[0].modelConfig.parameters.a: it is nested deeper than 64 levels"), "{said}");
+    // Nulls are JSON too. This fork is seen beside the other one, and ends.
+    let documents = json!([{"type": "RetrievalContextOverride", "retrieval": {"documents": [1.5, null, {"a": null, "é": "🦀"}]}}]);
+    let fork = place.fork(&manifest("nulls", &run, "find", documents, json!({})))?;
+    fork.succeeds()?;
+    let used = place.span(&fork.run()?, "use")?.span.output().map(|o| o.stdout.clone()).unwrap_or_default();
+    ensure!(used == "[1.5,null,{\"a\":null,\"é\":\"🦀\"}]\n", "{used:?}");
     Ok(())
 }

@@ -123,7 +123,7 @@ fn a_write_and_a_kept_change_make_a_path_known_again() {
 fn so_does_a_write_that_runs() {
     let run = run(&[])
         .step("ask", says(SpanKind::ToolCall, "yes"))
-        .step("make", sh("put a {{ ask }}").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .step("make", sh("echo {{ ask }} > a").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
         .step("text", says(SpanKind::ToolCall, "old"))
         .step("write", writes("a", "{{ text }}"))
         .step("use", sh("cat a").sees(&["a"], &[]))
