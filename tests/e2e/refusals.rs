@@ -234,10 +234,10 @@ fn e2e_spec_that_is_nested_too_deep_is_refused_and_holds_up_no_other(place: &Pla
     let said = output(&mut place.kubectl(["get", "replayfork", "deep", "-o", path]))?;
     ensure!(said.contains("spec.patches[0].modelConfig.parameters.a: it is nested deeper than 64 levels"), "{said}");
     // Nulls are JSON too. This fork is seen beside the other one, and ends.
-    let documents = json!([{"type": "RetrievalContextOverride", "retrieval": {"documents": [1.5, null, {"a": null, "é": "🦀"}]}}]);
+    let documents = json!([{"type": "RetrievalContextOverride", "retrieval": {"documents": [1.5, null, {"a": [null], "é": "🦀"}]}}]);
     let fork = place.fork(&manifest("nulls", &run, "find", documents, json!({})))?;
     fork.succeeds()?;
     let used = place.span(&fork.run()?, "use")?.span.output().map(|o| o.stdout.clone()).unwrap_or_default();
-    ensure!(used == "[1.5,null,{\"a\":null,\"é\":\"🦀\"}]\n", "{used:?}");
+    ensure!(used == "[1.5,null,{\"a\":[null],\"é\":\"🦀\"}]\n", "{used:?}");
     Ok(())
 }
