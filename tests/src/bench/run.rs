@@ -57,7 +57,7 @@ impl Generator {
 
     /// As OTLP writes it, 16 hex digits.
     pub fn id(&self, at: usize) -> String {
-        format!("{:016x}", mixed(self.seed << 40 | at as u64 + 1))
+        format!("{:016x}", mixed((self.seed << 40) | (at as u64 + 1)))
     }
 
     /// The step that began then.

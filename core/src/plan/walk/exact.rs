@@ -12,6 +12,9 @@ use crate::plan::reasons::Rendering;
 use crate::plan::{Level, Prepared, View};
 use crate::reason::Cause;
 
+/// A path that a patch gives a content, and whether that is the recorded one, where this is known.
+pub(super) type Written = (Pat, Option<bool>);
+
 /// What patches say, by place in the run.
 pub(super) struct Acts {
     /// Spans whose own fields or outputs are patched, and whose records are therefore read.
@@ -19,7 +22,7 @@ pub(super) struct Acts {
     /// Containers and units whose variables are patched.
     pub env: Vec<u32>,
     /// Targets of files and workspaces, in order, with what is written before them: a whole workspace first.
-    pub before: Vec<(u32, Vec<(Pat, Option<bool>)>)>,
+    pub before: Vec<(u32, Vec<Written>)>,
     /// What new commands may see and write.
     pub footprints: BTreeMap<u32, (Vec<Pat>, Vec<Pat>)>,
     /// First halves of the digests of requests that the record or a fixture answers.
