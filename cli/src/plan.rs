@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use replayfork_client::read::PlanAnswer;
-use replayfork_core::plan::{Mark, Plan, PlannedSpan};
+use replayfork_core::plan::{Plan, PlannedSpan};
 use serde_json::{Value, json};
 
 use crate::Output;
@@ -85,14 +85,7 @@ fn show(answer: &PlanAnswer, output: Output) {
         .spans
         .iter()
         .map(|span| {
-            let what = match span.mark {
-                None => "overridden",
-                Some(Mark::WillRun) => "will run",
-                Some(Mark::MayRun) => "may run",
-                Some(Mark::WillBeBlocked) => "will be blocked",
-                Some(Mark::MayBeBlocked) => "may be blocked",
-                Some(Mark::MayRunOrBeBlocked) => "may run or be blocked",
-            };
+            let what = span.fate();
             let causes: Vec<_> = span.causes.iter().map(|c| format!("{c:?}")).collect();
             let mut row = vec![span.name.clone(), span.kind.to_string(), what.to_owned(), causes.join(", "), blocked(span)];
             if output == Output::Wide {

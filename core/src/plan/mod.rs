@@ -75,6 +75,20 @@ pub struct PlannedSpan {
     pub input_digest: Option<Digest>,
 }
 
+impl PlannedSpan {
+    /// What will become of it, in the words of people.
+    pub fn fate(&self) -> &'static str {
+        match self.mark {
+            None => "overridden",
+            Some(Mark::WillRun) => "will run",
+            Some(Mark::MayRun) => "may run",
+            Some(Mark::WillBeBlocked) => "will be blocked",
+            Some(Mark::MayBeBlocked) => "may be blocked",
+            Some(Mark::MayRunOrBeBlocked) => "may run or be blocked",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlanCounts {
     pub will_run: i64,

@@ -9,7 +9,7 @@ use replayfork_core::model::{
     WorkspaceAccess,
 };
 use replayfork_core::patch::{Contents, Patch, Refused};
-use replayfork_core::plan::{self, Mark, PlannedSpan, Prepared};
+use replayfork_core::plan::{self, PlannedSpan, Prepared};
 use replayfork_core::source::{Facts, Source};
 use serde_json::{Value, json};
 
@@ -406,14 +406,7 @@ impl Fork {
 }
 
 fn says_plan(planned: &PlannedSpan) -> String {
-    let mark = match planned.mark {
-        None => "overridden",
-        Some(Mark::WillRun) => "will run",
-        Some(Mark::MayRun) => "may run",
-        Some(Mark::WillBeBlocked) => "will be blocked",
-        Some(Mark::MayBeBlocked) => "may be blocked",
-        Some(Mark::MayRunOrBeBlocked) => "may run or be blocked",
-    };
+    let mark = planned.fate();
     let mut reasons: Vec<String> = planned.causes.iter().map(|c| format!("{c:?}")).collect();
     for blocked in &planned.blocked {
         let reason = blocked.reason.to_string();

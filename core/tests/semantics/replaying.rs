@@ -3,7 +3,7 @@
 use replayfork_core::fork::{ForkSpec, ModelMode};
 use replayfork_core::model::Output;
 use replayfork_core::patch::Contents;
-use replayfork_core::plan::{self, Mark, Plan, Prepared};
+use replayfork_core::plan::{self, Plan, Prepared};
 use replayfork_core::reason::Blocked;
 use replayfork_core::replay::Reproduced;
 use serde_json::Value;
@@ -78,14 +78,7 @@ fn reasons(blocked: &[Blocked]) -> String {
 
 fn plan_text(plan: &Plan) -> String {
     let row = |span: &plan::PlannedSpan| {
-        let mark = match span.mark {
-            None => "overridden",
-            Some(Mark::WillRun) => "will run",
-            Some(Mark::MayRun) => "may run",
-            Some(Mark::WillBeBlocked) => "will be blocked",
-            Some(Mark::MayBeBlocked) => "may be blocked",
-            Some(Mark::MayRunOrBeBlocked) => "may run or be blocked",
-        };
+        let mark = span.fate();
         let causes: Vec<_> = span.causes.iter().map(|c| format!("{c:?}")).collect();
         let mut because = causes.join(", ");
         if !span.triggers.is_empty() {
