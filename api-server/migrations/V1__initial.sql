@@ -120,7 +120,7 @@ CREATE TABLE segments (
 
 -- What planning reads of a sealed run: numbers in place of records, made once from its spans when it is first planned, and anew
 -- where another version made them. Parts: 0 what every walk reads, 1 streams of 4096 spans each, 2 paths by their digests in 256 lists, 3 requests of
--- model calls, 4 ids and names of 512 spans each. The first part is written last.
+-- model calls, 4 ids and names of 512 spans each; part 0 is written last. 5 is what a diff reads, 4096 spans each, the first of them written last.
 CREATE TABLE run_graphs (
   rid bigint NOT NULL REFERENCES runs,
   part smallint NOT NULL,

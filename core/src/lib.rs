@@ -5,6 +5,7 @@
 
 pub mod answers;
 pub mod binding;
+mod bytes;
 pub mod concurrency;
 pub mod contract;
 pub mod diff;

@@ -76,6 +76,8 @@ pub struct Source {
     group_of: HashMap<usize, usize>,
     /// From here on a fork has walked the run, one step after the other.
     walked_from: usize,
+    /// Of a part of a run: its first span that a walk comes to.
+    begin: Option<usize>,
 }
 
 impl Source {
@@ -106,6 +108,7 @@ impl Source {
             groups: Vec::new(),
             group_of: HashMap::new(),
             walked_from: usize::MAX,
+            begin: None,
         };
         source.walked_from = source.spans.iter().position(|s| s.first_recorded.is_some()).unwrap_or(usize::MAX);
         for i in 0..source.spans.len() {
@@ -121,9 +124,17 @@ impl Source {
     }
 
     /// Some spans of a run, with all that each is in, all that is in it and all that it needs; `containers` are those that hold
-    /// others, whether these are there or not. What ran at the same time, and the workspace's states, are not known to it.
-    pub fn part(environment: RunEnvironment, spans: Vec<Span>, changed: BTreeMap<String, Changed>, containers: &HashSet<String>) -> Self {
+    /// others, whether these are there or not; `begin` is the index of the first one that the walk comes to. What ran at the same
+    /// time, and the workspace's states, are not known to it.
+    pub fn part(
+        environment: RunEnvironment,
+        spans: Vec<Span>,
+        changed: BTreeMap<String, Changed>,
+        containers: &HashSet<String>,
+        begin: usize,
+    ) -> Self {
         let mut source = Self::new(environment, spans, changed);
+        source.begin = Some(begin);
         for (i, span) in source.spans.iter().enumerate() {
             source.has_children[i] |= containers.contains(&span.id);
         }
@@ -295,6 +306,15 @@ impl Source {
         let unit = self.unit_above[fork_span].unwrap_or(fork_span);
         let spanning = self.groups.iter().filter(|g| g.members.iter().any(|&m| m >= unit) && g.members[0] < unit);
         spanning.map(|g| g.members[0]).min().unwrap_or(unit)
+    }
+
+    /// Where a fork begins to walk: [`Self::walk_from`]; a check only looks at the unit that the span is part of, and what follows.
+    pub fn first_of(&self, fork_span: usize, check: bool) -> usize {
+        match self.begin {
+            Some(begin) => begin,
+            None if check => self.unit_above[fork_span].unwrap_or(fork_span),
+            None => self.walk_from(fork_span),
+        }
     }
 
     /// The recorded workspace before the walk begins; `None` where none was recorded.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use replayfork_core::diff::{Pair, align, by_alignment};
+use replayfork_core::diff::{self, Pair, Prints, by_alignment};
 use replayfork_core::model::Span;
 use serde_json::{Value, json};
 
@@ -34,6 +34,10 @@ fn run(prefix: &str, text: &str) -> Vec<Span> {
             span
         })
         .collect()
+}
+
+fn align(a: &[Span], b: &[Span]) -> Vec<Pair> {
+    diff::align(&Prints::of(a.iter()), &Prints::of(b.iter()))
 }
 
 /// `a0=b1` for a pair, `a0` or `b1` for a span alone, `~` for one that moved.
@@ -210,7 +214,15 @@ proptest! {
             order.sort_by_key(|i| (*i as u64).wrapping_mul(seed | 1).rotate_left(17));
             order.into_iter().map(|i| spans[i].clone()).collect::<Vec<_>>()
         };
-        let ids = |a: &[Span], b: &[Span]| align(a, b).iter().map(|p| (p.a.map(|i| a[i].id.clone()), p.b.map(|j| b[j].id.clone()))).collect::<Vec<_>>();
-        prop_assert_eq!(ids(&a, &b), ids(&shuffle(&a), &shuffle(&b)));
+        prop_assert_eq!(by_alignment(&a, &b), by_alignment(&shuffle(&a), &shuffle(&b)));
+    }
+
+    #[test]
+    fn what_is_stored_of_a_run_compares_like_the_run(a in tree()) {
+        let prints = Prints::of(a.iter());
+        let mut read = Prints::default();
+        prints.encode().for_each(|part| read.take(&part).unwrap());
+        prop_assert_eq!(&prints, &read);
+        prop_assert!(prints.encode().all(|part| Prints::default().take(&part[..part.len() - 1]).is_err()));
     }
 }

@@ -4,10 +4,9 @@ use std::collections::HashSet;
 
 use deadpool_postgres::GenericClient;
 use replayfork_core::diff::{Budget, Diff, FileChange, FileSide};
-use replayfork_core::model::Span;
 use replayfork_snapshot::{Change, Entry, Kind, diff, path_text};
 
-use super::by_id;
+use super::ById;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::blobs::{self, Loaded, Trees};
 
@@ -24,15 +23,14 @@ const MAX_PATHS: usize = 200_000;
 ///
 /// # Errors
 /// What the database says; a tree that is broken.
-pub async fn add(client: &impl GenericClient, ns: i32, left: &[Span], right: &[Span], whole: &mut Diff) -> ApiResult<Vec<String>> {
-    let (of_a, of_b) = (by_id(left), by_id(right));
+pub async fn add(client: &impl GenericClient, ns: i32, of_a: &ById<'_>, of_b: &ById<'_>, whole: &mut Diff) -> ApiResult<Vec<String>> {
     let mut trees = Trees::default();
     let mut told: HashSet<(Vec<u8>, Option<FileSide>, Option<FileSide>)> = HashSet::new();
     let (mut budget, mut read, mut paths, mut unread, mut unlooked) = (Budget::default(), 0, 0, 0, 0);
     for span in whole.spans.iter_mut().filter(|s| s.workspace_differs) {
         let (Some(a), Some(b)) = (&span.a, &span.b) else { continue };
-        let after = |spans: &super::ById<'_>, id: &str| spans.get(id).and_then(|s| s.snapshot_after);
-        let (Some(a), Some(b)) = (after(&of_a, &a.span), after(&of_b, &b.span)) else { continue };
+        let after = |spans: &ById<'_>, id: &str| spans.get(id).and_then(|s| s.snapshot_after);
+        let (Some(a), Some(b)) = (after(of_a, &a.span), after(of_b, &b.span)) else { continue };
         if paths >= MAX_PATHS {
             unlooked += 1;
             // It may have none that are new; nobody knows.

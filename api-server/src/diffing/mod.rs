@@ -3,14 +3,16 @@
 mod files;
 mod words;
 
+use std::collections::HashMap;
+
 use deadpool_postgres::GenericClient;
 use replayfork_client::read::RunDiff;
-use replayfork_core::diff::{Diff, by_alignment, by_lineage};
+use replayfork_core::diff::{Compared, Diff, Matching, Prints};
 use replayfork_core::model::{Fidelity, Span, SpanKind};
 
-use crate::problem::ApiResult;
+use crate::problem::{ApiError, ApiResult};
 use crate::store::runs::Found;
-use crate::store::{lineage, spans};
+use crate::store::{prints, spans};
 
 pub use files::not_in_tree;
 
@@ -19,23 +21,43 @@ pub use files::not_in_tree;
 /// # Errors
 /// What the database says.
 pub async fn run_diff(client: &impl GenericClient, a: &Found, b: &Found) -> ApiResult<RunDiff> {
-    let root = |f: &Found| f.base_rid.unwrap_or(f.rid);
-    let related = root(a) == root(b);
-    let (left, right, mut diff, fates);
-    if related {
-        let both = lineage::differing(client, a, b).await?;
-        (left, right) = (both.a.spans, both.b.spans);
-        diff = by_lineage(&left, &right);
-        // What both take from the same row was not even read.
-        diff.counts.same += both.same;
-        (diff.a, diff.b, fates) = (both.a.totals, both.b.totals, both.b.fates);
-    } else {
-        (left, right) = (spans::all(client, a).await?, spans::all(client, b).await?);
-        diff = by_alignment(&left, &right);
-        fates = right.iter().map(|s| (s.fidelity, s.opening.kind)).collect();
-    }
-    let notes = files::add(client, a.ns, &left, &right, &mut diff).await?;
-    Ok(describe(a, b, related, diff, &fates, notes))
+    let (of_a, of_b, compared) = compare(client, a, b).await?;
+    let left = records(client, a, &of_a, compared.listed().filter_map(|pair| pair.a)).await?;
+    let right = records(client, b, &of_b, compared.listed().filter_map(|pair| pair.b)).await?;
+    let mut diff = compared.describe(|place| &left[&place], |place| &right[&place]);
+    let notes = files::add(client, a.ns, &by_id(&left), &by_id(&right), &mut diff).await?;
+    let fates: Vec<_> = of_b.spans.iter().map(|s| (s.fidelity, s.kind)).collect();
+    Ok(describe(a, b, root(a) == root(b), diff, &fates, notes))
+}
+
+fn root(found: &Found) -> i64 {
+    found.base_rid.unwrap_or(found.rid)
+}
+
+/// What corresponds and what differs, with the prints of both runs; no record is read.
+///
+/// # Errors
+/// What the database says.
+pub async fn compare(client: &impl GenericClient, a: &Found, b: &Found) -> ApiResult<(Prints, Prints, Compared)> {
+    let (of_a, of_b) = (prints::of(client, a).await?, prints::of(client, b).await?);
+    let matching = if root(a) == root(b) { Matching::Lineage } else { Matching::Alignment };
+    let compared = Compared::of(matching, &of_a, &of_b);
+    Ok((of_a, of_b, compared))
+}
+
+/// The records at all of these places.
+async fn records(
+    client: &impl GenericClient,
+    found: &Found,
+    prints: &Prints,
+    places: impl Iterator<Item = usize>,
+) -> ApiResult<HashMap<usize, Span>> {
+    let wanted: HashMap<&str, usize> = places.map(|place| (prints.id(place), place)).collect();
+    let ids: Vec<String> = wanted.keys().map(|id| (*id).to_owned()).collect();
+    let read = spans::of_ids(client, found, &ids).await?;
+    let read: HashMap<usize, Span> = read.into_iter().filter_map(|s| Some((*wanted.get(s.id.as_str())?, s))).collect();
+    let whole = read.len() == wanted.len();
+    if whole { Ok(read) } else { Err(ApiError::internal(&format!("steps of run {} are gone", found.run.name))) }
 }
 
 fn describe(a: &Found, b: &Found, related: bool, diff: Diff, fates: &[(Fidelity, SpanKind)], notes: Vec<String>) -> RunDiff {
@@ -49,8 +71,8 @@ fn describe(a: &Found, b: &Found, related: bool, diff: Diff, fates: &[(Fidelity,
 }
 
 /// The spans of a diff's side by id.
-type ById<'s> = std::collections::HashMap<&'s str, &'s Span>;
+type ById<'s> = HashMap<&'s str, &'s Span>;
 
-fn by_id(spans: &[Span]) -> ById<'_> {
-    spans.iter().map(|s| (s.id.as_str(), s)).collect()
+fn by_id(spans: &HashMap<usize, Span>) -> ById<'_> {
+    spans.values().map(|s| (s.id.as_str(), s)).collect()
 }

@@ -83,7 +83,7 @@ async fn try_ready(client: &impl GenericClient, found: &Found, spec: &ForkSpec, 
         let wanted: BTreeSet<u32> = asked.iter().flat_map(|&span| graph.around(span)).chain(by_patches.iter().copied()).collect();
         read(client, found, &mut names, &mut records, &wanted).await?;
         let places: Vec<u32> = wanted.iter().copied().collect();
-        let source = part(found, &graph, &names, &records, &places).with_inherited(inherits.clone());
+        let source = part(found, &graph, &names, &records, &places, first).with_inherited(inherits.clone());
         let Ok(bare) = Prepared::without_facts(&source, &contents, spec) else { return Ok(None) };
         let used = used(client, found, &mut names, &source, &bare).await?;
         if !used.is_subset(&wanted) {
@@ -208,13 +208,14 @@ async fn read(
     Ok(())
 }
 
-fn part(found: &Found, graph: &Graph, names: &Known, records: &BTreeMap<u32, Span>, places: &[u32]) -> Source {
+fn part(found: &Found, graph: &Graph, names: &Known, records: &BTreeMap<u32, Span>, places: &[u32], first: usize) -> Source {
     let here = |span: u32| places.binary_search(&span).ok().and_then(|_| names.get(span));
     let outside = graph.outside.iter().filter_map(|(span, path, _)| Some((here(*span)?, path)));
     let changed = outside.map(|(span, path)| (span.id.clone(), Changed { outside: vec![path.clone()], ..Changed::default() }));
     let containers: HashSet<String> = graph.containers.iter().filter_map(|c| here(c.span)).map(|n| n.id.clone()).collect();
     let spans = places.iter().filter_map(|span| records.get(span).cloned()).collect();
-    Source::part(found.run.environment.clone(), spans, changed.collect(), &containers)
+    let begin = places.partition_point(|&place| (place as usize) < first);
+    Source::part(found.run.environment.clone(), spans, changed.collect(), &containers, begin)
 }
 
 /// What templates of patches refer to.

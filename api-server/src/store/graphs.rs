@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use deadpool_postgres::GenericClient;
+use replayfork_core::diff::Prints;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::graph::{CHUNK, Graph, NAMES, Named, NamesBlock, path_parts};
 use replayfork_core::model::SpanKind;
@@ -10,6 +11,7 @@ use replayfork_core::plan::Names;
 
 use crate::planning;
 use crate::problem::{ApiError, ApiResult};
+use crate::store::prints;
 use crate::store::runs::Found;
 
 const HEAD: i16 = 0;
@@ -17,6 +19,7 @@ const STREAM: i16 = 1;
 const PATHS: i16 = 2;
 const REQUESTS: i16 = 3;
 const NAME: i16 = 4;
+pub(super) const PRINTS: i16 = 5;
 
 /// Bytes that one statement stores.
 const BATCH: usize = 8 << 20;
@@ -40,10 +43,13 @@ pub async fn head(client: &impl GenericClient, found: &Found) -> ApiResult<Graph
 pub async fn make(client: &impl GenericClient, found: &Found) -> ApiResult<Graph> {
     let source = planning::source(client, found).await?;
     let (graph, names) = (Graph::of(&source), NamesBlock::all(&source));
+    if found.base_rid.is_none() {
+        prints::store(client, found.rid, &Prints::of(source.spans.iter())).await?;
+    }
     drop(source);
     let head = graph.encode_head();
     client.execute("DELETE FROM run_graphs WHERE rid = $1 AND part = $2 AND data <> $3", &[&found.rid, &HEAD, &head]).await?;
-    let mut rows = Rows { rid: found.rid, part: STREAM, ..Rows::default() };
+    let mut rows = Rows::new(found.rid, STREAM);
     for (n, stream) in graph.encode_streams().enumerate() {
         rows.add(client, n, None, stream).await?;
     }
@@ -69,7 +75,7 @@ pub async fn make(client: &impl GenericClient, found: &Found) -> ApiResult<Graph
 
 /// Rows of one part that are stored together.
 #[derive(Default)]
-struct Rows {
+pub(super) struct Rows {
     rid: i64,
     part: i16,
     n: Vec<i32>,
@@ -80,7 +86,11 @@ struct Rows {
 }
 
 impl Rows {
-    async fn add(&mut self, client: &impl GenericClient, n: usize, first: Option<(i64, String)>, data: Vec<u8>) -> ApiResult<()> {
+    pub fn new(rid: i64, part: i16) -> Self {
+        Self { rid, part, ..Self::default() }
+    }
+
+    pub async fn add(&mut self, client: &impl GenericClient, n: usize, first: Option<(i64, String)>, data: Vec<u8>) -> ApiResult<()> {
         self.n.push(n as i32);
         self.ords.push(first.as_ref().map(|(ord, _)| *ord));
         self.ids.push(first.map(|(_, id)| id));
@@ -89,7 +99,7 @@ impl Rows {
         if self.bytes >= BATCH { self.flush(client).await } else { Ok(()) }
     }
 
-    async fn flush(&mut self, client: &impl GenericClient) -> ApiResult<()> {
+    pub async fn flush(&mut self, client: &impl GenericClient) -> ApiResult<()> {
         let Self { rid, part, n, ords, ids, data, .. } = std::mem::take(self);
         client
             .execute(

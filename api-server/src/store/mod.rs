@@ -3,8 +3,8 @@
 pub mod blobs;
 pub mod forks;
 pub mod graphs;
-pub mod lineage;
 pub mod payload;
+pub mod prints;
 pub mod runs;
 pub mod snapshots;
 pub mod spans;

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 
-use super::side::{NONE, Side};
-use crate::model::Span;
+use super::prints::{NONE, Prints};
+use super::side::Side;
 
 /// Leaves by which a container is recognised.
 const LEAVES: usize = 32;
@@ -20,7 +20,7 @@ const LEAVES: usize = 32;
 /// Two corresponding steps, or one that the other run does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pair {
-    /// Index of the span in the slice that was given.
+    /// Place of the span in its run.
     pub a: Option<usize>,
     pub b: Option<usize>,
     /// The order differs, or it belongs to steps that don't correspond.
@@ -29,7 +29,7 @@ pub struct Pair {
 
 /// Every span of both runs exactly once, in the order of `a`; what only `b` has comes after what it follows there. The same pairs
 /// come out when the runs change sides.
-pub fn align(a: &[Span], b: &[Span]) -> Vec<Pair> {
+pub fn align(a: &Prints, b: &Prints) -> Vec<Pair> {
     let (a, b) = (Side::new(a), Side::new(b));
     // Where two matchings are equally good, the choice must not depend on which run is called `a`.
     let swapped = (&a.exact, &a.parent) > (&b.exact, &b.parent);
@@ -52,18 +52,14 @@ fn merged(a: &Side, b: &Side, to_b: &[u32], to_a: &[u32], mut anchors: Vec<(usiz
         let j = to_b[i as usize];
         let parents = |j: u32| (a.parent[i as usize], b.parent[j as usize]);
         let together = |(p, q): (u32, u32)| if p == NONE || q == NONE { p == q } else { to_b[p as usize] == q };
-        Pair {
-            a: Some(a.at[i as usize] as usize),
-            b: (j != NONE).then(|| b.at[j as usize] as usize),
-            moved: j != NONE && !(anchored && together(parents(j))),
-        }
+        Pair { a: Some(i as usize), b: (j != NONE).then_some(j as usize), moved: j != NONE && !(anchored && together(parents(j))) }
     };
     let mut pairs = Vec::with_capacity(a.len().max(b.len()));
     let (mut i, mut j) = (0, 0);
     for (x, y) in anchors {
         pairs.extend(all_a[i..x].iter().map(|&i| pair(i, false)));
         let only = all_b[j..y].iter().filter(|&&j| to_a[j as usize] == NONE);
-        pairs.extend(only.map(|&j| Pair { a: None, b: Some(b.at[j as usize] as usize), moved: false }));
+        pairs.extend(only.map(|&j| Pair { a: None, b: Some(j as usize), moved: false }));
         if x < all_a.len() {
             pairs.push(pair(all_a[x], true));
         }

@@ -94,6 +94,42 @@ fn same_number(a: &Number, b: &Number) -> bool {
     a == b || number(a) == number(b)
 }
 
+/// A text that only values that are the [`same`] have.
+pub(super) fn canonical(value: &Value) -> String {
+    fn write(value: &Value, out: &mut String) {
+        match value {
+            Value::Number(n) => match number(n) {
+                Exact::Integer(n) => out.push_str(&n.to_string()),
+                Exact::Double(bits) => out.push_str(&format!("{bits:016x}d")),
+            },
+            Value::Array(items) => {
+                out.push('[');
+                items.iter().for_each(|item| {
+                    write(item, out);
+                    out.push(',');
+                });
+                out.push(']');
+            }
+            Value::Object(members) => {
+                let mut sorted: Vec<_> = members.iter().collect();
+                sorted.sort_unstable_by_key(|(key, _)| *key);
+                out.push('{');
+                for (key, member) in sorted {
+                    out.push_str(&Value::String(key.clone()).to_string());
+                    out.push(':');
+                    write(member, out);
+                    out.push(',');
+                }
+                out.push('}');
+            }
+            other => out.push_str(&other.to_string()),
+        }
+    }
+    let mut text = String::new();
+    write(value, &mut text);
+    text
+}
+
 struct Walk {
     diff: JsonDiff,
     before: String,

@@ -7,10 +7,9 @@ mod align;
 mod files;
 mod json;
 mod pair;
+mod prints;
 mod side;
 mod text;
-
-use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -19,12 +18,13 @@ pub use align::{Pair, align};
 pub use files::{FileChange, FileChangeKind, FileSide};
 pub use json::{JsonChange, JsonDiff, json_diff};
 pub use pair::Budget;
-pub(crate) use side::same_input;
+pub(crate) use prints::same_input;
+pub use prints::{PART, Print, Prints, workspace};
 pub use text::{MAX_DIFF_TEXT, MAX_LINE, MAX_UNIFIED, unified};
 
 use crate::model::{Fidelity, Span, SpanKind, Status, Verdict};
 use crate::reason::Blocked;
-use pair::{Counterpart, Found, compare};
+use pair::{Counterpart, Found, compare, first_divergence};
 
 /// Pairs of spans that one diff lists.
 pub const MAX_PAIRS: usize = 10_000;
@@ -103,7 +103,7 @@ fn is_zero(n: &i64) -> bool {
     *n == 0
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Totals {
     pub spans: i64,
     /// Sum of the durations of all steps, nanoseconds; blocked ones took none.
@@ -181,80 +181,18 @@ impl SpanDiff {
 
 /// Compares a fork with its source, or two forks of the same: spans correspond by id.
 pub fn by_lineage(a: &[Span], b: &[Span]) -> Diff {
-    let pairs = lineage(a, b);
-    diff(Matching::Lineage, pairs, totals(a.iter().map(Outline::of)), totals(b.iter().map(Outline::of)))
+    by_records(Matching::Lineage, a, b)
 }
 
 /// Compares two runs that need not have anything in common: spans correspond as [`align`] finds.
 pub fn by_alignment(a: &[Span], b: &[Span]) -> Diff {
-    let pairs = align(a, b).into_iter().map(|p| Counterpart { a: p.a.map(|i| &a[i]), b: p.b.map(|j| &b[j]), moved: p.moved });
-    diff(Matching::Alignment, pairs.collect(), totals(a.iter().map(Outline::of)), totals(b.iter().map(Outline::of)))
+    by_records(Matching::Alignment, a, b)
 }
 
-fn diff(matching: Matching, pairs: Vec<Counterpart<'_>>, a: Totals, b: Totals) -> Diff {
-    let mut diff = Diff { matching, a, b, ..Diff::default() };
-    let mut budget = Budget::default();
-    let mut workspace = None;
-    let found: Vec<Found> = pairs.iter().map(|pair| compare(matching, pair, &mut workspace)).collect();
-    let first = pair::first_divergence(&pairs, &found);
-    for (at, (pair, found)) in pairs.iter().zip(found).enumerate() {
-        match (pair.a.is_some(), pair.b.is_some()) {
-            (true, false) => diff.counts.only_a += 1,
-            (false, true) => diff.counts.only_b += 1,
-            _ if found.differs() => diff.counts.changed += 1,
-            _ => diff.counts.same += 1,
-        }
-        let is_first = first == Some(at);
-        if !found.listed() {
-            continue;
-        }
-        if diff.spans.len() >= MAX_PAIRS && !is_first {
-            diff.spans_left_out += 1;
-            continue;
-        }
-        let span = pair.describe(found, is_first, &mut budget);
-        if is_first {
-            diff.first_divergent_span = Some(span.span.clone());
-        }
-        diff.spans.push(span);
-    }
-    diff
-}
-
-/// Pairs of the same id, in order. A fork keeps the place of what it takes from its source, so one pass over both finds them;
-/// what has another place is looked up.
-fn lineage<'s>(a: &'s [Span], b: &'s [Span]) -> Vec<Counterpart<'s>> {
+fn by_records(matching: Matching, a: &[Span], b: &[Span]) -> Diff {
     let (a, b) = (ordered(a), ordered(b));
-    let place = |s: &'s Span| (s.ord, s.id.as_str());
-    let mut pairs = Vec::with_capacity(a.len().max(b.len()));
-    let (mut x, mut y) = (a.iter().copied().peekable(), b.iter().copied().peekable());
-    let mut displaced: HashMap<&str, usize> = HashMap::new();
-    loop {
-        let order = match (x.peek(), y.peek()) {
-            (None, None) => break,
-            (Some(_), None) => std::cmp::Ordering::Less,
-            (None, Some(_)) => std::cmp::Ordering::Greater,
-            (Some(x), Some(y)) => place(x).cmp(&place(y)),
-        };
-        let a = if order.is_le() { x.next() } else { None };
-        let b = if order.is_ge() { y.next() } else { None };
-        if let (None, Some(b)) = (a, b) {
-            displaced.insert(b.id.as_str(), pairs.len());
-        }
-        pairs.push(Counterpart { a, b, moved: false });
-    }
-    if displaced.is_empty() || displaced.len() == pairs.len() {
-        return pairs;
-    }
-    for at in 0..pairs.len() {
-        if let (Some(a), None) = (pairs[at].a, pairs[at].b)
-            && let Some(from) = displaced.remove(a.id.as_str())
-        {
-            pairs[at].b = pairs[from].b.take();
-        }
-    }
-    pairs.retain(|p| p.a.is_some() || p.b.is_some());
-    pairs
+    let (of_a, of_b) = (Prints::of(a.iter().copied()), Prints::of(b.iter().copied()));
+    Compared::of(matching, &of_a, &of_b).describe(|place| a[place], |place| b[place])
 }
 
 fn ordered(spans: &[Span]) -> Vec<&Span> {
@@ -265,58 +203,92 @@ fn ordered(spans: &[Span]) -> Vec<&Span> {
     ordered
 }
 
-/// What a run's totals are made of; known without any payload.
-#[derive(Clone, Copy, Debug)]
-pub struct Outline<'s> {
-    pub id: &'s str,
-    pub parent: Option<&'s str>,
-    pub status: Status,
-    pub started: i64,
-    pub ended: Option<i64>,
-    pub tokens: Option<i64>,
-    pub cost_usd: Option<f64>,
+/// Two runs compared by their prints: what corresponds, what differs, and which pairs a diff lists.
+pub struct Compared {
+    matching: Matching,
+    pairs: Vec<Pair>,
+    found: Vec<Found>,
+    first: Option<usize>,
+    /// Places among the pairs.
+    listed: Vec<usize>,
+    left_out: i64,
+    counts: Counts,
+    totals: (Totals, Totals),
 }
 
-impl<'s> Outline<'s> {
-    pub fn of(span: &'s Span) -> Self {
-        let closing = span.closing.as_ref();
-        Self {
-            id: &span.id,
-            parent: span.opening.parent.as_deref(),
-            status: span.status(),
-            started: span.opening.started,
-            ended: closing.map(|c| c.ended),
-            tokens: pair::tokens(span),
-            cost_usd: closing.and_then(|c| c.cost_usd),
+impl Compared {
+    pub fn of(matching: Matching, a: &Prints, b: &Prints) -> Self {
+        let pairs = match matching {
+            Matching::Lineage => lineage(a, b),
+            Matching::Alignment => align(a, b),
+        };
+        let mut workspace = None;
+        let found: Vec<Found> = pairs.iter().map(|pair| compare(matching, pair, a, b, &mut workspace)).collect();
+        let first = first_divergence(&pairs, &found, a, b);
+        let (mut counts, mut listed, mut left_out) = (Counts::default(), Vec::new(), 0);
+        for (at, (pair, found)) in pairs.iter().zip(&found).enumerate() {
+            match (pair.a.is_some(), pair.b.is_some()) {
+                (true, false) => counts.only_a += 1,
+                (false, true) => counts.only_b += 1,
+                _ if found.differs() => counts.changed += 1,
+                _ => counts.same += 1,
+            }
+            if found.listed() && (listed.len() < MAX_PAIRS || first == Some(at)) {
+                listed.push(at);
+            } else if found.listed() {
+                left_out += 1;
+            }
         }
+        Self { matching, pairs, found, first, listed, left_out, counts, totals: (a.totals(), b.totals()) }
+    }
+
+    /// The pairs whose records the diff's words need.
+    pub fn listed(&self) -> impl Iterator<Item = Pair> + '_ {
+        self.listed.iter().map(|&at| self.pairs[at])
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// In words; the two give the records of [`Compared::listed`] by place.
+    pub fn describe<'s>(&self, a: impl Fn(usize) -> &'s Span, b: impl Fn(usize) -> &'s Span) -> Diff {
+        let mut budget = Budget::default();
+        let (of_a, of_b) = self.totals;
+        let mut diff =
+            Diff { matching: self.matching, spans_left_out: self.left_out, counts: self.counts, a: of_a, b: of_b, ..Diff::default() };
+        for &at in &self.listed {
+            let pair = Counterpart { a: self.pairs[at].a.map(&a), b: self.pairs[at].b.map(&b) };
+            let is_first = self.first == Some(at);
+            let span = pair.describe(self.found[at], is_first, &mut budget);
+            if is_first {
+                diff.first_divergent_span = Some(span.span.clone());
+            }
+            diff.spans.push(span);
+        }
+        diff
     }
 }
 
-/// A fork's steps ran at other times than those that it reuses, so durations are added up rather than measured from first to last.
-pub fn totals<'s>(spans: impl Iterator<Item = Outline<'s>>) -> Totals {
-    let spans: Vec<Outline<'_>> = spans.collect();
-    let mut parents: HashSet<&str> = HashSet::new();
-    let mut last = None;
-    for span in &spans {
-        // Siblings follow each other: most need no look-up.
-        if span.parent.is_some() && span.parent != last {
-            parents.extend(span.parent);
-            last = span.parent;
-        }
+/// Pairs of the same id, in order of `a`; what only `b` has comes after what it follows there.
+fn lineage(a: &Prints, b: &Prints) -> Vec<Pair> {
+    let pair = |a, b| Pair { a, b, moved: false };
+    if a.same_ids(b) {
+        return (0..a.len()).map(|place| pair(Some(place), Some(place))).collect();
     }
-    let mut totals = Totals::default();
-    for span in spans {
-        totals.spans += 1;
-        totals.tokens = totals.tokens.saturating_add(span.tokens.unwrap_or(0));
-        totals.cost_usd += span.cost_usd.unwrap_or(0.0);
-        if let Some(ended) = span.ended
-            && span.status != Status::Blocked
-            && !parents.contains(span.id)
-        {
-            totals.duration_ns = totals.duration_ns.saturating_add(ended.saturating_sub(span.started));
+    let (in_a, in_b) = (a.places(), b.places());
+    let only_b = |place: &usize| !in_a.contains_key(b.id(*place));
+    let (mut pairs, mut next) = (Vec::with_capacity(a.len().max(b.len())), 0);
+    for place in 0..a.len() {
+        let other = in_b.get(a.id(place)).copied();
+        if let Some(other) = other.filter(|other| *other >= next) {
+            pairs.extend((next..other).filter(only_b).map(|place| pair(None, Some(place))));
+            next = other + 1;
         }
+        pairs.push(pair(Some(place), other));
     }
-    totals
+    pairs.extend((next..b.len()).filter(only_b).map(|place| pair(None, Some(place))));
+    pairs
 }
 
 #[cfg(test)]

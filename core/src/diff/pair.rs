@@ -1,10 +1,8 @@
 //! Two corresponding spans, compared.
 
-use std::collections::{HashMap, HashSet};
-
-use super::side::same_input;
+use super::align::Pair;
+use super::prints::{Half, NONE, Prints};
 use super::{Matching, SpanDiff, SpanSide, json_diff, text, unified};
-use crate::Digest;
 use crate::model::{Executor, Fidelity, Output, Span};
 
 /// Names of variables that one pair lists.
@@ -62,14 +60,6 @@ impl Budget {
     }
 }
 
-/// A pair with what it refers to; never without both.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Counterpart<'s> {
-    pub a: Option<&'s Span>,
-    pub b: Option<&'s Span>,
-    pub moved: bool,
-}
-
 /// What differs in a pair, before anything is put in words.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
@@ -96,26 +86,24 @@ impl Found {
 }
 
 /// `workspace` is the difference of the two workspaces that was seen last.
-pub(super) fn compare(matching: Matching, pair: &Counterpart<'_>, workspace: &mut Option<(Digest, Digest)>) -> Found {
-    let (Some(a), Some(b)) = (pair.a, pair.b) else {
+pub(super) fn compare(matching: Matching, pair: &Pair, a: &Prints, b: &Prints, workspace: &mut Option<(Half, Half)>) -> Found {
+    let (Some(i), Some(j)) = (pair.a, pair.b) else {
         return Found { alone: true, output: true, ..Found::default() };
     };
-    if std::ptr::eq(a, b) {
-        return Found::default();
-    }
+    let (x, y) = (&a.spans[i], &b.spans[j]);
     let mut found = Found {
-        output: a.status() != b.status() || a.output() != b.output(),
-        input: !same_input(a, b),
-        verdict: a.verdict() != b.verdict(),
-        ran: b.fidelity != Fidelity::Recorded,
+        output: x.gave != y.gave,
+        input: x.asked != y.asked,
+        // Unrelated runs have other hosts and pods in their environment, so that it alone says nothing.
+        env: matching == Matching::Lineage && x.env != y.env,
+        verdict: x.verdict != y.verdict,
+        ran: y.fidelity != Fidelity::Recorded && x != y,
         moved: pair.moved,
-        renamed: a.opening.name != b.opening.name,
+        renamed: x.name != y.name,
         ..Found::default()
     };
-    // Unrelated runs have other hosts and pods in their environment, so that it alone says nothing.
-    found.env = matching == Matching::Lineage && env(a) != env(b);
-    if let (Some(x), Some(y)) = (a.snapshot_after, b.snapshot_after) {
-        let now = (x.content, y.content);
+    if x.workspace != [0; 16] && y.workspace != [0; 16] {
+        let now = (x.workspace, y.workspace);
         found.workspace = now.0 != now.1 && *workspace != Some(now);
         *workspace = (now.0 != now.1).then_some(now);
     }
@@ -123,36 +111,37 @@ pub(super) fn compare(matching: Matching, pair: &Counterpart<'_>, workspace: &mu
 }
 
 /// The earliest pair whose outputs differ, and of those that hold others the innermost.
-pub(super) fn first_divergence(pairs: &[Counterpart<'_>], found: &[Found]) -> Option<usize> {
+pub(super) fn first_divergence(pairs: &[Pair], found: &[Found], a: &Prints, b: &Prints) -> Option<usize> {
     let first = found.iter().position(|f| f.output)?;
-    let may_hold = |p: &Counterpart<'_>| p.b.is_some() && p.a.is_some_and(|a| a.opening.executor.is_none());
+    let may_hold = |p: &Pair| p.b.is_some() && p.a.is_some_and(|i| !a.spans[i].has_executor);
     if !may_hold(&pairs[first]) {
         return Some(first);
     }
-    let all: Vec<usize> = (first..pairs.len()).filter(|&at| found[at].output).collect();
-    let (above_a, above_b) = (above(pairs, &all, |p| p.a), above(pairs, &all, |p| p.b));
-    let holds = |p: &Counterpart<'_>| {
-        may_hold(p) && (p.a.is_some_and(|a| above_a.contains(a.id.as_str())) || p.b.is_some_and(|b| above_b.contains(b.id.as_str())))
-    };
+    let differing = || (first..pairs.len()).filter(|&at| found[at].output);
+    let above_a = above(a, differing().filter_map(|at| pairs[at].a));
+    let above_b = above(b, differing().filter_map(|at| pairs[at].b));
+    let holds = |p: &Pair| may_hold(p) && (p.a.is_some_and(|i| above_a[i]) || p.b.is_some_and(|j| above_b[j]));
     // Parents that hold each other in a loop would leave none.
-    all.iter().copied().find(|&at| !holds(&pairs[at])).or(Some(first))
+    differing().find(|&at| !holds(&pairs[at])).or(Some(first))
 }
 
-/// Ids of all spans above these.
-fn above<'s>(pairs: &[Counterpart<'s>], of: &[usize], side: impl Fn(&Counterpart<'s>) -> Option<&'s Span>) -> HashSet<&'s str> {
-    let parents: HashMap<&str, &str> =
-        pairs.iter().filter_map(&side).filter_map(|s| Some((s.id.as_str(), s.opening.parent.as_deref()?))).collect();
-    let mut above = HashSet::new();
-    for span in of.iter().filter_map(|&at| side(&pairs[at])) {
-        let mut at = span.id.as_str();
-        while let Some(&parent) = parents.get(at) {
-            if !above.insert(parent) {
-                break;
-            }
-            at = parent;
+/// Of each span, whether it is above any of these.
+fn above(prints: &Prints, of: impl Iterator<Item = usize>) -> Vec<bool> {
+    let mut above = vec![false; prints.len()];
+    for span in of {
+        let mut at = prints.spans[span].parent;
+        while at != NONE && !std::mem::replace(&mut above[at as usize], true) {
+            at = prints.spans[at as usize].parent;
         }
     }
     above
+}
+
+/// The records of a pair; never without both.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counterpart<'s> {
+    pub a: Option<&'s Span>,
+    pub b: Option<&'s Span>,
 }
 
 impl Counterpart<'_> {
@@ -201,7 +190,7 @@ fn side(span: &Span) -> SpanSide {
     }
 }
 
-pub(super) fn tokens(span: &Span) -> Option<i64> {
+fn tokens(span: &Span) -> Option<i64> {
     let closing = span.closing.as_ref()?;
     match (closing.input_tokens, closing.output_tokens) {
         (None, None) => None,

@@ -140,3 +140,50 @@ fn a_diff_of_everything_stays_small_and_says_what_it_leaves_out() {
     assert!(bytes < 12 << 20, "{bytes} bytes");
     assert_eq!(diff.spans[9_999].text.as_deref(), Some("@@ differs; not shown, since the whole diff would be too long @@\n"));
 }
+
+#[test]
+fn a_stored_run_reads_as_it_was_written() {
+    let digest = |text: &str| Digest::of(text.as_bytes());
+    let spans: Vec<Span> = (0..2 * PART as i64 + 3)
+        .map(|n| {
+            let mut span = span(&format!("s{n}"), n, 2 * n, json!({"/opening/kind": "LlmCall"}));
+            span.opening.parent = (n > 0).then(|| format!("s{}", n / 2));
+            span.snapshot_after =
+                (n % 3 > 0).then(|| crate::model::SnapshotRef { content: digest(&(n / 7).to_string()), node: digest("") });
+            match n % 5 {
+                0 => span.closing = None,
+                1 => span.closing.as_mut().unwrap().cost_usd = Some(0.25),
+                2 => {
+                    span.opening.executor =
+                        Some(serde_json::from_value(json!({"type": "shell", "script": "ls", "env": {"N": (n % 2).to_string()}})).unwrap())
+                }
+                3 => span.opening.arguments = json!({"n": n}),
+                _ => (span.closing.as_mut().unwrap().input_tokens, span.closing.as_mut().unwrap().output_tokens) = (None, None),
+            }
+            span
+        })
+        .collect();
+    let prints = Prints::of(spans.iter());
+    let mut read = Prints::default();
+    prints.encode().for_each(|part| read.take(&part).unwrap());
+    assert_eq!(prints, read);
+    assert_eq!(prints.encode().count(), 3);
+}
+
+#[test]
+fn numbers_are_asked_for_as_numbers_and_members_in_any_order() {
+    let asks = |arguments: serde_json::Value| {
+        let mut step = span("a", 0, 1, json!({}));
+        step.opening.arguments = arguments;
+        step
+    };
+    let differs = |a: &str, b: &str| {
+        let [a, b] = [a, b].map(|text| asks(serde_json::from_str(text).unwrap()));
+        assert_eq!(same_input(&a, &b), by_lineage(std::slice::from_ref(&a), std::slice::from_ref(&b)).spans.is_empty());
+        !same_input(&a, &b)
+    };
+    assert!(!differs(r#"{"a": 1, "b": [2.50]}"#, r#"{"b": [25e-1], "a": 1.0}"#));
+    assert!(differs(r#"{"a": "1"}"#, r#"{"a": 1}"#));
+    assert!(differs("[[1], 2]", "[1, [2]]"));
+    assert!(differs("9007199254740993", "9007199254740992"));
+}

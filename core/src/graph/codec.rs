@@ -3,80 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::{CHUNK, Container, Graph, NONE, Pat, Traits, Tree, tree};
+use crate::bytes::{Broken, Reader, Writer, numbers};
 use crate::concurrency::Group;
 use crate::footprint::Pattern;
-use crate::model::CONTRACT_VERSION;
 
 /// Spans that a run may have to be planned.
 pub const MAX_SPANS: usize = 1 << 30;
-
-/// Of the form below; bytes of another one are made anew.
-const FORM: u32 = 2;
-
-/// Bytes that are no part of a graph, or of another version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a stored graph can't be read")]
-pub struct Broken;
-
-/// Numbers are little-endian, 32 bits; lists and texts come after their length.
-#[derive(Default)]
-pub(super) struct Writer(Vec<u8>);
-
-impl Writer {
-    pub fn number(&mut self, n: u32) {
-        self.0.extend_from_slice(&n.to_le_bytes());
-    }
-
-    pub fn numbers(&mut self, all: &[u32]) {
-        self.number(all.len() as u32);
-        self.0.reserve(all.len() * 4);
-        all.iter().for_each(|n| self.0.extend_from_slice(&n.to_le_bytes()));
-    }
-
-    pub fn text(&mut self, text: &str) {
-        self.number(text.len() as u32);
-        self.0.extend_from_slice(text.as_bytes());
-    }
-
-    pub fn finish(self) -> Vec<u8> {
-        [&FORM.to_le_bytes()[..], &CONTRACT_VERSION.to_le_bytes(), &self.0].concat()
-    }
-}
-
-pub(super) struct Reader<'b>(&'b [u8]);
-
-impl<'b> Reader<'b> {
-    pub fn new(bytes: &'b [u8]) -> Result<Self, Broken> {
-        let mut reader = Self(bytes);
-        let version = (reader.number()?, reader.number()?);
-        if version == (FORM, CONTRACT_VERSION) { Ok(reader) } else { Err(Broken) }
-    }
-
-    fn bytes(&mut self, n: usize) -> Result<&'b [u8], Broken> {
-        let (bytes, rest) = self.0.split_at_checked(n).ok_or(Broken)?;
-        self.0 = rest;
-        Ok(bytes)
-    }
-
-    pub fn number(&mut self) -> Result<u32, Broken> {
-        let bytes = self.bytes(4)?;
-        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
-    }
-
-    pub fn numbers(&mut self) -> Result<Vec<u32>, Broken> {
-        let n = self.number()? as usize;
-        Ok(numbers(self.bytes(n.checked_mul(4).ok_or(Broken)?)?))
-    }
-
-    pub fn text(&mut self) -> Result<String, Broken> {
-        let n = self.number()? as usize;
-        String::from_utf8(self.bytes(n)?.to_vec()).map_err(|_| Broken)
-    }
-}
-
-fn numbers(bytes: &[u8]) -> Vec<u32> {
-    bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-}
 
 /// The bytes of four numbers.
 fn sixteen(words: &[u32]) -> [u8; 16] {
@@ -163,7 +95,7 @@ impl Graph {
             rest = more;
         }
         for _ in 0..input.number()? {
-            graph.outside.push((input.number()?, input.text()?, input.number()?));
+            graph.outside.push((input.number()?, input.text()?.to_owned(), input.number()?));
         }
         graph.streams = vec![Vec::new(); graph.spans.div_ceil(CHUNK)];
         Ok(graph)

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 
 use crate::concurrency::Group;
 
-pub use codec::{Broken, MAX_SPANS, PATH_PARTS, path_parts};
+pub use crate::bytes::Broken;
+pub use codec::{MAX_SPANS, PATH_PARTS, path_parts};
 pub use names::{NAMES, Named, NamesBlock};
 pub use traits::Traits;
 pub use tree::{Pat, Tree};

@@ -1,6 +1,6 @@
 //! Ids, names and kinds of spans by their place, in blocks that are read one by one.
 
-use super::codec::{Broken, Reader, Writer};
+use crate::bytes::{Broken, Reader, Writer};
 use crate::model::SpanKind;
 use crate::source::Source;
 
@@ -61,7 +61,7 @@ impl NamesBlock {
         let spans = input.number()?;
         let mut block = Self { first, spans: Vec::new() };
         for _ in 0..spans {
-            let (id, name) = (input.text()?, input.text()?);
+            let (id, name) = (input.text()?.to_owned(), input.text()?.to_owned());
             let kind = i16::try_from(input.number()?).ok().and_then(SpanKind::from_code).ok_or(Broken)?;
             let (low, high) = (input.number()?, input.number()?);
             let state = Some(input.number()?).filter(|s| *s != super::NONE).map(|s| (s >> 1, s & 1 == 1));

@@ -114,12 +114,20 @@ impl Target<'_> {
 }
 
 impl Patches {
-    /// Finds each patch's target and checks that it fits; then adds what the run's own forks left to inherit.
+    /// Finds each patch's target and checks that it fits; then adds what the run's own forks left to inherit for
+    /// spans from `first` on, where the walk begins.
     ///
     /// # Errors
     /// An unknown or ambiguous span, a target before the fork span, a patch that doesn't fit its span's kind, two
     /// patches on the same field, a member that doesn't belong to the type, content that is not there.
-    pub fn resolve(source: &Source, contents: &Contents, fork: &ForkSource, fork_span: usize, patches: &[Patch]) -> Result<Self, Refused> {
+    pub fn resolve(
+        source: &Source,
+        contents: &Contents,
+        fork: &ForkSource,
+        fork_span: usize,
+        first: usize,
+        patches: &[Patch],
+    ) -> Result<Self, Refused> {
         let mut resolved = Self::default();
         let inline = serde_json::to_string(patches).map_or(0, |json| json.len());
         if inline > MAX_INLINE {
@@ -143,7 +151,7 @@ impl Patches {
             before.push((index, target.field, patch));
         }
         for (n, patch) in source.inherited.iter().enumerate() {
-            let Some(index) = patch.span.as_deref().and_then(|id| source.index(id)).filter(|&i| i >= fork_span) else { continue };
+            let Some(index) = patch.span.as_deref().and_then(|id| source.index(id)).filter(|&i| i >= first) else { continue };
             let field = format!("spec.source.run, inherited patch {n}");
             let target = Target { source, contents, patch, field, index, earlier: Vec::new() };
             let mut alone = Self::default();

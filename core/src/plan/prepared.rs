@@ -91,7 +91,9 @@ impl<'a> Prepared<'a> {
         spec.check()?;
         let fork_span = source.find("spec.source.span", &spec.source.run, &spec.source.span)?;
         let check = spec.patches.is_empty();
-        let patches = if check { Patches::default() } else { Patches::resolve(source, contents, &spec.source, fork_span, &spec.patches)? };
+        let first = source.first_of(fork_span, check);
+        let patches =
+            if check { Patches::default() } else { Patches::resolve(source, contents, &spec.source, fork_span, first, &spec.patches)? };
         let mut environment = source.environment.clone();
         if let Some(image) = &spec.sandbox.image {
             environment.image = Some(image.clone());
@@ -114,7 +116,6 @@ impl<'a> Prepared<'a> {
             ModelMode::Recorded => Some(Answers::of(source, contents, &spec.model)?),
             _ => None,
         };
-        let first = if check { source.unit_above(fork_span).unwrap_or(fork_span) } else { source.walk_from(fork_span) };
         let rendered = Mutex::default();
         Ok(Self { source, spec, patches, fork_span, first, check, environment, image_changed, answers, approvals, rendered })
     }
@@ -262,7 +263,7 @@ impl<'a> Prepared<'a> {
         }
         let mut all = Vec::new();
         for patch in &source.inherited {
-            let later = patch.span.as_deref().and_then(|id| source.index(id)).is_some_and(|i| i >= self.fork_span);
+            let later = patch.span.as_deref().and_then(|id| source.index(id)).is_some_and(|i| i >= self.first);
             let mut patch = patch.clone();
             for new in own.iter().filter(|new| later && new.span == patch.span) {
                 if new.output.is_some() || new.retrieval.is_some() {

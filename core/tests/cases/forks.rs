@@ -54,6 +54,20 @@ fn a_fork_after_the_old_one_needs_none_of_its_patches() {
 }
 
 #[test]
+fn a_walk_that_begins_before_its_fork_span_inherits_from_there_on() {
+    let run = run(&[("conf", "0")])
+        .step("a", sh("cat conf").sees(&["conf"], &[]).through(1))
+        .step("b", sh("echo $V; echo $V > b").env("V", "0").sees(&[], &["b"]))
+        .step("use", sh("echo {{ a }} {{ b }}").sees_nothing())
+        .recorded();
+    let fork = run.fork("a", json!([file("conf", "1"), output("0")])).as_run();
+    // The output that it had is given to it, so that it counts as run at the same time as the next one still. Another image would run
+    // it again.
+    let other = json!({"sandbox": {"image": "agent:2"}});
+    fork.fork_with("b", json!([env("V", "1")]), other).gives("a", "0").gives("use", "0 1").has("b", "1");
+}
+
+#[test]
 fn a_new_patch_on_the_same_field_wins_and_others_stay() {
     let fork = chain().fork("ask", json!([output("no"), on("use", file("conf", "1")), on("use", file("more", "1"))])).as_run();
     let newer = fork.fork("ask", json!([output("maybe"), on("use", file("conf", "2"))]));

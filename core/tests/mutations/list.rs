@@ -677,6 +677,14 @@ pub const MUTATIONS: &[Mutation] = &[
         "for (n, patch) in source.inherited.iter().enumerate().take(0) {",
     ),
     rule(
+        "only what comes after the fork span is inherited",
+        "a fork of a fork inherits the patches of all that it walks",
+        Cases,
+        "patch/resolve.rs",
+        ".filter(|&i| i >= first) else",
+        ".filter(|&i| i >= fork_span) else",
+    ),
+    rule(
         "the older patch wins",
         "a new patch on the same field wins",
         Cases,

@@ -49,10 +49,11 @@ pub fn plans_the_same(fork: &Prepared<'_>, contents: &Contents) -> Result<(), Te
             .collect();
         let containers: HashSet<String> = graph.containers.iter().map(|c| named[c.span as usize].id.clone()).collect();
         let records = places.iter().map(|p| source.spans[*p as usize].clone()).collect();
-        let part = Source::part(source.environment.clone(), records, changed, &containers)
+        let at: Vec<u32> = places.iter().copied().collect();
+        let begin = at.partition_point(|&place| (place as usize) < whole.first());
+        let part = Source::part(source.environment.clone(), records, changed, &containers, begin)
             .with_inherited(source.inherited.clone())
             .with_facts(source.facts.clone());
-        let at: Vec<u32> = places.iter().copied().collect();
         let fork = Prepared::new(&part, contents, spec).map_err(|e| TestCaseError::fail(e.to_string()))?;
         let first = View::first_of(&graph, at[fork.fork_span] as usize, fork.check);
         let view = View::part(&fork, &graph, &at, &asked, named[first].state.is_some());

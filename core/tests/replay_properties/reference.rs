@@ -41,8 +41,8 @@ pub struct Reference<'a> {
 
 impl<'a> Reference<'a> {
     pub fn new(source: &'a Source, states: &'a States, spec: &'a ForkSpec, fork_span: usize, cached: &'a BTreeSet<usize>) -> Self {
-        let patches = Patches::resolve(source, &Contents::default(), &spec.source, fork_span, &spec.patches).unwrap();
         let first = source.walk_from(fork_span);
+        let patches = Patches::resolve(source, &Contents::default(), &spec.source, fork_span, first, &spec.patches).unwrap();
         let left_out = (0..source.spans.len()).filter(|&i| source.was_left_out(i)).collect();
         let forced = BTreeSet::new();
         Self {

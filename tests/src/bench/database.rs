@@ -118,6 +118,7 @@ pub async fn write(client: &Object, mut run: Generator, steps: usize, name: &str
             break;
         }
         let (mut rows, mut states, mut edges, mut frames) = (String::new(), String::new(), String::new(), Vec::new());
+        let mut digests = String::new();
         for step in &page {
             let mut place = |value: &serde_json::Value| -> Result<(i32, usize, usize)> {
                 let bytes = serde_json::to_vec(value)?;
@@ -136,6 +137,9 @@ pub async fn write(client: &Object, mut run: Generator, steps: usize, name: &str
                 "{rid}\t{}\t{}\t{parent}\t1\t{}\t2\t1\t0\t{}\t{}\t{}\t{rid}\t{}\t{}\t{}\t{}\t{}\t{}",
                 step.id, step.started, step.kind, step.started, step.ended, step.name, i.0, i.1, i.2, o.0, o.1, o.2
             )?;
+            let digest = |value: &serde_json::Value| Uuid::from_slice(&Digest::of_json(value).as_bytes()[..16]);
+            let (asked, gave) = (digest(&step.opening["executor"])?, digest(&step.closing["output"])?);
+            writeln!(digests, "{rid}\t{}\t{}\t{}\t{}\t{asked}\t{gave}", step.id, step.started, step.kind, step.name)?;
             for edge in ["b", "a"].iter().filter(|_| step.sees_workspace) {
                 writeln!(states, "{rid}\t{}\t{edge}\t\\\\x{}\t\\\\x{}", step.id, state.0, state.1)?;
             }
@@ -148,6 +152,7 @@ pub async fn write(client: &Object, mut run: Generator, steps: usize, name: &str
         copy(client, "spans (rid, span_id, ord, parent_id, rev, kind, status, verdict, fidelity, started, ended, name, pay_rid, in_segment, in_at, in_len, out_segment, out_at, out_len)", rows).await?;
         copy(client, "snapshots (rid, span_id, edge, node, content)", states).await?;
         copy(client, "bench_edges (rid, src, dst, src_n, dst_n)", edges).await?;
+        copy(client, "bench_steps (rid, span_id, ord, kind, name, asked, gave)", digests).await?;
         write_segments(client, rid, frames).await?;
     }
     write_segments(client, rid, vec![(segments, payloads)]).await?;
@@ -185,17 +190,19 @@ async fn empty_workspace(client: &Object, ns: i32) -> Result<(Digest, Digest)> {
     Ok((node, directory.content()))
 }
 
-/// Tables of the peers: edges by id as the schema has them, and by number.
-pub async fn make_edges(client: &Object) -> Result<()> {
-    let sql = "CREATE TABLE bench_edges (rid bigint NOT NULL, src text COLLATE \"C\" NOT NULL, dst text COLLATE \"C\" NOT NULL, src_n int NOT NULL, dst_n int NOT NULL)";
+/// Tables of the peers: edges by id as the schema has them, and by number; and steps with digests of what they were asked and gave.
+pub async fn make_tables(client: &Object) -> Result<()> {
+    let sql = "CREATE TABLE bench_edges (rid bigint NOT NULL, src text COLLATE \"C\" NOT NULL, dst text COLLATE \"C\" NOT NULL, src_n int NOT NULL, dst_n int NOT NULL);
+        CREATE TABLE bench_steps (rid bigint NOT NULL, span_id text COLLATE \"C\" NOT NULL, ord bigint NOT NULL, kind smallint NOT NULL, name text COLLATE \"C\" NOT NULL, asked uuid NOT NULL, gave uuid NOT NULL)";
     Ok(client.batch_execute(sql).await?)
 }
 
-/// What a good plain SQL solution has: an index that holds all that a step of the recursion reads.
-pub async fn index_edges(client: &Object) -> Result<()> {
-    let sql = "CREATE INDEX ON bench_edges (rid, src, dst); CREATE INDEX ON bench_edges (rid, src_n, dst_n)";
+/// What a good plain SQL solution has: an index that holds all that a step of the recursion, or a side of the join, reads.
+pub async fn index_tables(client: &Object) -> Result<()> {
+    let sql = "CREATE INDEX ON bench_edges (rid, src, dst); CREATE INDEX ON bench_edges (rid, src_n, dst_n);
+        CREATE INDEX ON bench_steps (rid, kind, name, asked, ord) INCLUDE (gave, span_id)";
     client.batch_execute(sql).await?;
-    for table in ["bench_edges", "spans", "snapshots", "segments", "run_graphs"] {
+    for table in ["bench_edges", "bench_steps", "spans", "snapshots", "segments", "run_graphs"] {
         client.batch_execute(&format!("VACUUM ANALYZE {table}")).await?;
     }
     Ok(())

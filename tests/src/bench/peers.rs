@@ -1,4 +1,4 @@
-//! What a plan is measured against: the recursive query over a table of edges, and a BFS over them in memory.
+//! What is measured against: of a plan the recursive query over a table of edges, and a BFS over them in memory; of a diff the join.
 
 use anyhow::Result;
 use deadpool_postgres::Object;
@@ -65,4 +65,19 @@ pub async fn recursive_named(client: &Object, rid: i64, id: &str) -> Result<usiz
     let sql = "WITH RECURSIVE reached(id) AS (SELECT $2::text COLLATE \"C\" UNION SELECT e.dst FROM reached r JOIN bench_edges e ON e.rid = $1 AND e.src = r.id)
         SELECT s.span_id, s.name, s.kind FROM reached JOIN spans s ON s.rid = $1 AND s.span_id = reached.id ORDER BY s.ord, s.span_id LIMIT 1000";
     Ok(client.query(sql, &[&rid, &id]).await?.len())
+}
+
+/// Steps that differ: the same kind, name and input, the first with the first, the second with the second; or on one side only.
+pub async fn join(client: &Object, a: i64, b: i64) -> Result<usize> {
+    let side = |n: u8| {
+        format!(
+            "SELECT span_id, kind, name, asked, gave, row_number() OVER (PARTITION BY kind, name, asked ORDER BY ord) AS nth FROM bench_steps WHERE rid = ${n}"
+        )
+    };
+    let sql = format!(
+        "SELECT a.span_id, b.span_id FROM ({}) a FULL JOIN ({}) b USING (kind, name, asked, nth) WHERE a.gave IS DISTINCT FROM b.gave",
+        side(1),
+        side(2)
+    );
+    Ok(client.query(&sql, &[&a, &b]).await?.len())
 }

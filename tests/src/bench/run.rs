@@ -36,6 +36,10 @@ pub struct Step {
 /// Makes a run step by step.
 pub struct Generator {
     seed: u64,
+    /// What outputs are made from.
+    said: u64,
+    /// Another attempt at the same: every 50th step gives another output, every 700th is left out.
+    again: bool,
     steps: usize,
     at: usize,
     /// By path, the step that wrote it last.
@@ -52,7 +56,12 @@ fn mixed(mut n: u64) -> u64 {
 
 impl Generator {
     pub fn new(seed: u64, steps: usize) -> Self {
-        Self { seed, steps, at: 0, writers: HashMap::new() }
+        Self { seed, said: seed, again: false, steps, at: 0, writers: HashMap::new() }
+    }
+
+    /// A run that did nearly the same as that of `of`, in other words of its own ids.
+    pub fn again(of: u64, seed: u64, steps: usize) -> Self {
+        Self { said: of, again: true, ..Self::new(seed, steps) }
     }
 
     /// As OTLP writes it, 16 hex digits.
@@ -91,7 +100,7 @@ impl Generator {
     fn output(&self, at: usize) -> String {
         let mut text = String::new();
         for line in 0..3 + mixed(at as u64) % 4 {
-            let _ = writeln!(text, "{:016x} passed in {} ms", mixed(self.seed ^ (at as u64) << 8 ^ line), mixed(line ^ at as u64) % 900);
+            let _ = writeln!(text, "{:016x} passed in {} ms", mixed(self.said ^ (at as u64) << 8 ^ line), mixed(line ^ at as u64) % 900);
         }
         text
     }
@@ -105,6 +114,9 @@ impl Iterator for Generator {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
+        if self.again && self.at % 700 == 351 {
+            self.at += 1;
+        }
         if self.at >= self.steps {
             return None;
         }
@@ -201,6 +213,9 @@ impl Iterator for Generator {
         step.needs.sort_unstable();
         step.needs.dedup();
         self.writers.extend(writes.map(|path| (path, at as u32)));
+        if self.again && at % 50 == 8 {
+            step.closing = closing(json!({"text": "failed\n", "stdout": "failed\n", "exit_code": 1}));
+        }
         opening["name"] = json!(step.name);
         opening["started"] = json!(started);
         if let Some(parent) = &step.parent {

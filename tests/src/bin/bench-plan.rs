@@ -1,9 +1,12 @@
 //! What a plan costs: out of Postgres to the finished plan, as `POST /api/v1/plans` makes it, against the recursive query that a
-//! plain SQL solution would use, and the planner alone against a bare BFS over the same edges. All peers in the same run, one after
-//! the other in each round. Prints a line a figure; the ratios come last.
+//! plain SQL solution would use, and the planner alone against a bare BFS over the same edges; and what a diff of two runs costs,
+//! against the SQL join of the two. All peers in the same run, one after the other in each round. Prints a line a figure; the ratios
+//! come last.
 
 #[path = "../bench/database.rs"]
 mod database;
+#[path = "../bench/diff.rs"]
+mod diff;
 #[path = "../bench/peers.rs"]
 mod peers;
 #[path = "../bench/run.rs"]
@@ -104,7 +107,7 @@ async fn bench() -> Result<()> {
     let server = database::Server::start()?;
     let pool = database::pool(&server.url()).await?;
     let client = pool.get().await?;
-    database::make_edges(&client).await?;
+    database::make_tables(&client).await?;
     let sizes: Vec<usize> = [100_000, 1_000_000].into_iter().filter(|steps| *steps <= most.max(100_000)).collect();
     for (seed, &steps) in sizes.iter().enumerate() {
         let begun = Instant::now();
@@ -116,8 +119,10 @@ async fn bench() -> Result<()> {
         let bytes: i64 = client.query_one("SELECT sum(octet_length(data)) FROM run_graphs WHERE rid = $1", &[&found.rid]).await?.get(0);
         println!("graph of {} spans made once in {:.1} s, {:.1} MB", size(steps), begun.elapsed().as_secs_f64(), bytes as f64 / 1e6);
     }
-    database::index_edges(&client).await?;
+    database::write(&client, Generator::again(0, 77, 100_000), 100_000, "again").await?;
+    database::index_tables(&client).await?;
     let mut ratios = Vec::new();
+    diff::compare(&client, &size(100_000), "again", &mut ratios).await?;
     let mut per_step: Vec<(Case, f64)> = Vec::new();
     same_by_all_records(&client, &Generator::new(0, 100_000), &size(100_000)).await?;
     for (seed, &steps) in sizes.iter().enumerate() {
@@ -225,7 +230,7 @@ async fn compare(client: &Object, run: &Generator, steps: usize, case: Case, rou
     Ok(plan)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
