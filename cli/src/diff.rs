@@ -107,7 +107,7 @@ fn pair(span: &SpanDiff, wide: bool, screen: &mut Screen) {
     }
     let blocked = span.b.as_ref().map_or(&[][..], |b| &b.blocked);
     for reason in blocked {
-        screen.wrapped("  ", Colour::Plain, &format!("{}: {}", reason.reason, reason.message));
+        screen.wrapped("  ", Colour::Plain, &text::reason(reason.reason, &reason.message));
     }
     if blocked.is_empty() {
         outputs(span, screen);

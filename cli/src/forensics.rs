@@ -6,7 +6,7 @@ use replayfork_core::forensics::{Forensics, SpanRef};
 use crate::Output;
 use crate::connection::{Connection, encode};
 use crate::screen::{Colour, Screen};
-use crate::text::{number, status, structured};
+use crate::text::{self, number, status, structured};
 
 /// # Errors
 /// What the api-server says.
@@ -63,7 +63,7 @@ fn show(found: &Forensics, screen: &mut Screen) {
         heading("blocked", screen);
         screen.line(&[(Colour::Yellow, &step(&group.root))]);
         for reason in &group.reasons {
-            screen.wrapped("      ", Colour::Plain, &format!("{}: {}", reason.reason, reason.message));
+            screen.wrapped("      ", Colour::Plain, &text::reason(&reason.reason, &reason.message));
         }
         for blocked in &group.spans {
             let reasons: Vec<&str> = blocked.reasons.iter().map(|r| r.reason.as_str()).collect();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::Output;
 use crate::connection::Connection;
 use crate::manifest::{Manifest, admitted};
-use crate::text::{safe, structured, table};
+use crate::text::{self, safe, structured, table};
 
 /// Plans each of the forks, and says of each which it is where there are several. `named` is the namespace that the user gave.
 ///
@@ -106,7 +106,7 @@ fn show(answer: &PlanAnswer, output: Output) {
 
 /// Reasons with what they are about; of a message that shows a place in a text, the line that says what is wrong.
 fn blocked(span: &PlannedSpan) -> String {
-    let reasons: Vec<_> = span.blocked.iter().map(|b| format!("{}: {}", b.reason, b.message.lines().next().unwrap_or_default())).collect();
+    let reasons: Vec<_> = span.blocked.iter().map(|b| text::reason(b.reason, b.message.lines().next().unwrap_or_default())).collect();
     reasons.join("; ")
 }
 

@@ -102,6 +102,12 @@ pub fn status(status: Status) -> String {
     format!("{sign} {status}")
 }
 
+/// A reason with its message; once, where the message begins with it.
+pub fn reason(reason: impl std::fmt::Display, message: &str) -> String {
+    let reason = reason.to_string();
+    if message.starts_with(&format!("{reason}(")) { message.to_owned() } else { format!("{reason}: {message}") }
+}
+
 /// What became of a span in a fork; nothing for a run as recorded.
 pub fn fidelity(fidelity: Fidelity) -> &'static str {
     match fidelity {
@@ -114,6 +120,12 @@ pub fn fidelity(fidelity: Fidelity) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reason_is_said_once() {
+        assert_eq!(reason("ModelBlocked", "it asks a model"), "ModelBlocked: it asks a model");
+        assert_eq!(reason("IncompleteContract", "IncompleteContract(writes): its file"), "IncompleteContract(writes): its file");
+    }
 
     #[test]
     fn durations_are_said_as_people_say_them() {

@@ -9,6 +9,7 @@ use crate::binding::BindingError;
 use crate::contract::{Rendered, arguments_digest};
 use crate::digest::Hasher;
 use crate::graph::{Step, Traits};
+use crate::model::Verdict;
 use crate::reason::{Blocked, Cause};
 
 /// Warnings that a plan has at most.
@@ -258,6 +259,15 @@ impl Outline {
                 names.of(view.first() as u32).1,
                 names.of(view.fork_span() as u32).1
             ));
+        }
+        for (n, span) in view.fork.approved() {
+            let span = &view.fork.source.spans[span];
+            if span.verdict() != Verdict::GateAllow {
+                let name = &span.opening.name;
+                warnings.push(format!(
+                    "spec.approvals[{n}] is of no use: {name:?} was not let through a gate, so nothing asks for its approval"
+                ));
+            }
         }
         for (span, path, more) in outside(view) {
             warnings.push(format!(

@@ -28,7 +28,8 @@ pub struct Prepared<'a> {
     pub environment: RunEnvironment,
     pub image_changed: bool,
     answers: Option<Answers>,
-    approvals: BTreeMap<usize, Vec<Digest>>,
+    /// By span; each with its place in the spec.
+    approvals: BTreeMap<usize, Vec<(usize, Digest)>>,
     /// Recorded inputs that were rendered already; they are asked for often.
     rendered: Mutex<BTreeMap<usize, Option<Arc<Rendered>>>>,
 }
@@ -102,15 +103,15 @@ impl<'a> Prepared<'a> {
             environment.uid = Some(uid);
         }
         let image_changed = source.environment.image.is_some() && source.environment.image != environment.image;
-        let mut approvals: BTreeMap<usize, Vec<Digest>> = BTreeMap::new();
+        let mut approvals: BTreeMap<usize, Vec<(usize, Digest)>> = BTreeMap::new();
         for (n, approval) in spec.approvals.iter().enumerate() {
             let field = format!("spec.approvals[{n}]");
             let span = source.find(&format!("{field}.span"), &spec.source.run, &approval.span)?;
-            let digest = approval
+            let digest: Digest = approval
                 .input_digest
                 .parse()
                 .map_err(|e| Refused::SpecInvalid { field: format!("{field}.inputDigest"), message: format!("{e}") })?;
-            approvals.entry(span).or_default().push(digest);
+            approvals.entry(span).or_default().push((n, digest));
         }
         let answers = match spec.model.mode {
             ModelMode::Recorded => Some(Answers::of(source, contents, &spec.model)?),
@@ -165,8 +166,13 @@ impl<'a> Prepared<'a> {
         cacheable && answered && self.spec.reuse.result_cache && !self.check
     }
 
+    /// Approvals by place in the spec, each with its span.
+    pub(super) fn approved(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.approvals.iter().flat_map(|(span, given)| given.iter().map(|(n, _)| (*n, *span)))
+    }
+
     pub fn is_approved(&self, span: usize, arguments: &Digest) -> bool {
-        self.approvals.get(&span).is_some_and(|digests| digests.contains(arguments))
+        self.approvals.get(&span).is_some_and(|given| given.iter().any(|(_, digest)| digest == arguments))
     }
 
     /// The recorded inputs, rendered; `None` where the record can't give them.

@@ -57,6 +57,13 @@ fn what_a_gate_let_through_needs_approval_for_other_arguments() {
 }
 
 #[test]
+fn an_approval_that_nothing_asks_for_is_said_to_be_of_no_use() {
+    let approvals = json!({"approvals": [{"span": "use", "inputDigest": "0".repeat(64)}]});
+    let fork = with_verdict(Verdict::GateAllow).fork_with("ask", json!([output("no")]), approvals);
+    assert!(fork.warnings().contains("spec.approvals[0] is of no use: \"use\" was not let through a gate"), "{}", fork.warnings());
+}
+
+#[test]
 fn other_files_are_no_other_arguments() {
     with_verdict(Verdict::GateAllow)
         .fork("deploy", json!([file("a", "1")]))

@@ -198,9 +198,8 @@ fn command_result(ended: Ended, stop: Option<Stop>) -> Closing {
             (status, Some(Output { text: stdout.clone(), stdout, stderr, exit_code: Some(code) }))
         }
         (None, None) => {
-            let why = ended
-                .failed_start
-                .unwrap_or_else(|| if ended.timed_out { "it ran into its timeout".into() } else { "it was stopped".into() });
+            let timed_out = ended.timed_out.map(|ms| format!("it was stopped after {} s, its timeout", ms as f64 / 1000.0));
+            let why = ended.failed_start.or(timed_out).unwrap_or_else(|| "it was stopped".into());
             notes.push(why);
             (Status::Failed, None)
         }

@@ -235,5 +235,5 @@ async fn watch_for_stop(api: Api, mut terminating: tokio::signal::unix::Signal, 
 
 async fn watch_deadline(deadline: Duration, stop: watch::Sender<Option<Stop>>) {
     tokio::time::sleep(deadline).await;
-    Stop::DeadlineExceeded.tell(&stop);
+    Stop::DeadlineExceeded(deadline.as_secs()).tell(&stop);
 }

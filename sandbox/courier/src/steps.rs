@@ -23,7 +23,8 @@ use crate::workspace::ForkWorkspace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     Canceled,
-    DeadlineExceeded,
+    /// After this many seconds.
+    DeadlineExceeded(u64),
     /// A volume is about to outgrow its limit.
     Full(Full),
     /// The pod is going away.
@@ -45,7 +46,9 @@ impl Stop {
     pub fn close(self) -> (CloseReason, String) {
         match self {
             Stop::Canceled => (CloseReason::Canceled, "canceled as asked".into()),
-            Stop::DeadlineExceeded => (CloseReason::DeadlineExceeded, "spec.sandbox.deadlineSeconds is over; what was done is kept".into()),
+            Stop::DeadlineExceeded(seconds) => {
+                (CloseReason::DeadlineExceeded, format!("the {seconds} s of spec.sandbox.deadlineSeconds are over; what was done is kept"))
+            }
             Stop::Full(full) => (CloseReason::WorkspaceFull, full.to_string()),
             Stop::Interrupted => {
                 (CloseReason::Interrupted, "the pod was told to end (a drain, an eviction, or its Job was deleted)".into())

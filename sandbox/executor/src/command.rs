@@ -55,7 +55,7 @@ pub fn run(command: &Run, events: &Sender<Event>, inbox: &Receiver<Event>) -> Op
         let left = deadline.map_or(Duration::from_secs(3600), |d| d.saturating_duration_since(Instant::now()));
         match inbox.recv_timeout(left) {
             Ok(Event::Exited(Ok(status))) => {
-                if !ended.timed_out && !ended.stopped {
+                if ended.timed_out.is_none() && !ended.stopped {
                     ended.exit_code = status.code().or_else(|| status.signal().map(|s| 128 + s));
                 }
                 break;
@@ -73,7 +73,7 @@ pub fn run(command: &Run, events: &Sender<Event>, inbox: &Receiver<Event>) -> Op
                 kill_started(group);
             }
             Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|d| Instant::now() >= d) => {
-                ended.timed_out = true;
+                ended.timed_out = command.timeout_ms;
                 kill_started(group);
             }
             Err(_) => {}

@@ -56,7 +56,8 @@ pub struct Ended {
     pub stderr: Vec<u8>,
     /// Bytes beyond [`MAX_OUTPUT`] that were dropped.
     pub dropped: u64,
-    pub timed_out: bool,
+    /// Milliseconds after which it was stopped, as it had been told.
+    pub timed_out: Option<u64>,
     pub stopped: bool,
     /// Why it did not start.
     pub failed_start: Option<String>,
