@@ -8,6 +8,7 @@
 //! Near-linear: sequences are compared by `similar`, whose effort is bounded; everything else is a pass over the spans.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 
@@ -70,9 +71,17 @@ fn merged(a: &Side, b: &Side, to_b: &[u32], to_a: &[u32], mut anchors: Vec<(usiz
 
 /// Positions of partners in two lists that are in the same order in both.
 fn anchors(la: &[u32], lb: &[u32], to_b: &[u32]) -> Vec<(usize, usize)> {
-    let place: HashMap<u32, usize> = lb.iter().enumerate().map(|(at, &j)| (j, at)).collect();
-    let pairs = la.iter().enumerate().filter_map(|(at, &i)| Some((at, *place.get(&to_b[i as usize])?)));
-    let pairs: Vec<(usize, usize)> = pairs.collect();
+    let partners = la.iter().enumerate().map(|(at, &i)| (at, to_b[i as usize])).filter(|(_, j)| *j != NONE);
+    // Both lists are ascending: mostly the next partner is the next element.
+    let mut next = 0;
+    let place = |j: u32| {
+        if lb.get(next) != Some(&j) {
+            next = lb.binary_search(&j).ok()?;
+        }
+        next += 1;
+        Some(next - 1)
+    };
+    let pairs: Vec<(usize, usize)> = partners.scan(place, |place, (at, j)| Some(place(j).map(|other| (at, other)))).flatten().collect();
     if pairs.is_sorted_by_key(|p| p.1) {
         return pairs;
     }
@@ -100,20 +109,40 @@ fn common<T: Eq + std::hash::Hash + Ord + Clone>(a: &[T], b: &[T]) -> Vec<(usize
     found
 }
 
+/// Takes a key that is mixed well as its own hash.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
+    }
+}
+
+type Left = HashMap<u64, (u32, u32), BuildHasherDefault<AsItIs>>;
+
 struct Aligner<'s> {
     a: &'s Side,
     b: &'s Side,
     to_b: Vec<u32>,
     to_a: Vec<u32>,
     /// How many spans with an exact key have no partner yet, in `a` and in `b`.
-    left: HashMap<u64, (u32, u32)>,
+    left: Left,
     /// Pairs whose children have not been looked at.
     open: Vec<(u32, u32)>,
 }
 
 impl<'s> Aligner<'s> {
     fn new(a: &'s Side, b: &'s Side) -> Self {
-        let mut left: HashMap<u64, (u32, u32)> = HashMap::with_capacity(a.len().max(b.len()));
+        let mut left = Left::with_capacity_and_hasher(a.len().max(b.len()), BuildHasherDefault::default());
         a.exact.iter().for_each(|&key| left.entry(key).or_default().0 += 1);
         b.exact.iter().for_each(|&key| left.entry(key).or_default().1 += 1);
         Self { a, b, to_b: vec![NONE; a.len()], to_a: vec![NONE; b.len()], left, open: vec![(NONE, NONE)] }
@@ -256,6 +285,10 @@ impl<'s> Aligner<'s> {
     /// Steps of the same kind and name that other steps hold now, where the run as a whole has them in the same place.
     fn loosely_anywhere(&mut self) {
         let (a, b) = (self.a, self.b);
+        let (left_a, left_b) = self.leftover();
+        if left_a.is_empty() || left_b.is_empty() {
+            return;
+        }
         let (all_a, all_b) = (a.all(), b.all());
         let mut lists = Lists::new(&all_a, &all_b);
         lists.anchors = anchors(&all_a, &all_b, &self.to_b);
