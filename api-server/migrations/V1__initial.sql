@@ -89,6 +89,7 @@ CREATE TABLE spans (
 CREATE UNIQUE INDEX spans_in_order ON spans (rid, ord, span_id);
 CREATE INDEX spans_by_parent ON spans (rid, parent_id, ord);
 CREATE INDEX spans_by_name ON spans (rid, name, ord);
+CREATE INDEX spans_with_blobs ON spans (rid) WHERE in_blob IS NOT NULL OR out_blob IS NOT NULL;
 
 CREATE TABLE span_events (
   rid bigint NOT NULL,
@@ -193,6 +194,7 @@ CREATE TABLE blobs (
   condemned boolean NOT NULL DEFAULT false,
   PRIMARY KEY (ns, digest)
 );
+CREATE INDEX blobs_condemned ON blobs (ns) WHERE condemned;
 
 -- Forks, by the uid of their custom resource: registered, claimed, terminal, each a compare-and-set.
 CREATE TABLE forks (

@@ -58,6 +58,9 @@ pub struct Config {
     /// Bytes that one uploaded content of a patch may have.
     #[arg(long, env = "REPLAYFORK_MAX_CONTENT_BYTES", default_value_t = 32 << 20)]
     pub max_content_bytes: usize,
+    /// Seconds between two collections of blobs that nothing names any more.
+    #[arg(long, env = "REPLAYFORK_COLLECT_INTERVAL_SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub collect_interval_seconds: u64,
     /// Bytes that one request may have.
     #[arg(long, env = "REPLAYFORK_MAX_REQUEST_BYTES", default_value_t = 64 << 20)]
     pub max_request_bytes: usize,

@@ -19,6 +19,8 @@ use replayfork_api_server::{db, routes, store};
 /// How often abandoned runs are looked for.
 const HOUSEKEEPING: Duration = Duration::from_secs(60);
 const PARTITIONS: Duration = Duration::from_secs(24 * 3600);
+/// How long a collection of blobs waits for transactions that began before it condemned any.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -51,6 +53,7 @@ async fn main() -> anyhow::Result<()> {
     let endpoints = Endpoints::load(config.endpoints_file.as_deref())?;
     let app = App::new(config.clone(), pool, Authenticator::new(cluster), endpoints);
     tokio::spawn(housekeeping(app.clone()));
+    tokio::spawn(collecting(app.clone()));
 
     let probe = TcpListener::bind(config.probe_listen).await.with_context(|| format!("can't listen on {}", config.probe_listen))?;
     tokio::spawn(async move { axum::serve(probe, routes::probe()).await });
@@ -107,6 +110,31 @@ async fn housekeeping(app: App) {
                 Ok(()) => partitions_at = tokio::time::Instant::now() + PARTITIONS,
                 Err(error) => tracing::warn!(cause = %error, "the next months' partitions could not be made; tried again in a minute"),
             }
+        }
+    }
+}
+
+async fn collecting(app: App) {
+    let interval = Duration::from_secs(app.config.collect_interval_seconds);
+    loop {
+        tokio::time::sleep(interval).await;
+        let Ok(mut client) = app.db().await else { continue };
+        match store::collect::cycle(&mut client, PATIENCE).await {
+            Ok(None) => {}
+            Ok(Some(collected)) => {
+                app.metrics.blobs_collected.inc_by(collected.blobs);
+                app.metrics.bytes_collected.inc_by(collected.bytes.max(0) as u64);
+                if collected != store::collect::Collected::default() {
+                    tracing::info!(
+                        blobs = collected.blobs,
+                        packs = collected.packs,
+                        rewritten = collected.rewritten,
+                        bytes = collected.bytes,
+                        "collected blobs that nothing names"
+                    );
+                }
+            }
+            Err(error) => tracing::warn!(cause = %error, "blobs could not be collected; tried again at the next interval"),
         }
     }
 }

@@ -81,6 +81,8 @@ pub struct Metrics {
     pub blob_bytes: Counter,
     pub blobs_stored: Counter,
     pub blobs_deduplicated: Counter,
+    pub blobs_collected: Counter,
+    pub bytes_collected: Counter,
     pub forks_closed: Family<ReasonLabel, Counter>,
     pub agents: Agents,
 }
@@ -96,6 +98,8 @@ impl Default for Metrics {
             blob_bytes: Counter::default(),
             blobs_stored: Counter::default(),
             blobs_deduplicated: Counter::default(),
+            blobs_collected: Counter::default(),
+            bytes_collected: Counter::default(),
             forks_closed: Family::default(),
             agents: Agents::default(),
             registry: Registry::default(),
@@ -107,6 +111,8 @@ impl Default for Metrics {
         registry.register("pack_bytes_received", "Bytes of packs received", metrics.blob_bytes.clone());
         registry.register("blobs_stored", "Blobs that were new", metrics.blobs_stored.clone());
         registry.register("blobs_deduplicated", "Blobs that were known", metrics.blobs_deduplicated.clone());
+        registry.register("blobs_collected", "Blobs deleted since nothing named them", metrics.blobs_collected.clone());
+        registry.register("pack_bytes_collected", "Stored bytes that were freed by that", metrics.bytes_collected.clone());
         registry.register("forks_closed", "Forks that ended, by reason", metrics.forks_closed.clone());
         metrics.agents.register(&mut registry);
         Self { registry, ..metrics }

@@ -5,6 +5,7 @@ pub mod admission;
 pub mod certificate;
 pub mod fork;
 pub mod place;
+pub mod postgres;
 pub mod world;
 
 use std::time::{Duration, Instant};

@@ -4,9 +4,12 @@ use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::GenericClient;
 use replayfork_core::Digest;
-use replayfork_snapshot::{BlobKind, Blobs, Directory, Frame, Nodes, SnapshotError, parse_pack, read_frame};
+use replayfork_snapshot::{BlobKind, Blobs, Directory, Frame, Nodes, PackIndex, PackedBlob, SnapshotError, parse_pack, read_frame};
 
 use crate::problem::{ApiError, ApiResult};
+
+/// How often places of blobs are looked up, when these turn out to have moved.
+const MOVES: usize = 3;
 
 /// Which of these blobs are not in the namespace's store.
 ///
@@ -39,23 +42,8 @@ pub async fn put_pack(client: &impl GenericClient, ns: i32, bytes: &[u8]) -> Api
     named.retain(|d| !inside.contains(d));
     named.sort_unstable();
     named.dedup();
-    let absent = missing(client, ns, &named).await?;
-    if !absent.is_empty() {
-        return Err(ApiError::missing(absent));
-    }
-    let count = pack.blobs.len() as i64;
-    let digests: Vec<&[u8]> = pack.blobs.iter().map(|b| b.digest.as_bytes()).collect();
-    let kinds: Vec<i16> = pack.blobs.iter().map(|b| b.kind as i16).collect();
-    let column = |f: &dyn Fn(&replayfork_snapshot::PackedBlob) -> u32| pack.blobs.iter().map(|b| f(b) as i32).collect::<Vec<i32>>();
-    let (frame_at, frame_len) = (column(&|b| b.frame.at), column(&|b| b.frame.len));
-    let (raw_at, raw_len) = (column(&|b| b.offset), column(&|b| b.len));
-    let row = client
-        .query_one(
-            "INSERT INTO packs (ns, size, data) VALUES ($1, $2, $3) RETURNING pack",
-            &[&ns, &(pack.frames.len() as i32), &pack.frames],
-        )
-        .await?;
-    let id: i64 = row.get(0);
+    let columns = Columns::of(&pack);
+    let id = insert(client, ns, &pack).await?;
     // Sorted, so that two uploads of the same blobs lock them in the same order.
     let stored = client
         .execute(
@@ -63,13 +51,65 @@ pub async fn put_pack(client: &impl GenericClient, ns: i32, bytes: &[u8]) -> Api
              SELECT $1, * FROM unnest($2::bytea[], $3::smallint[], array_fill($4::bigint, ARRAY[cardinality($2::bytea[])]), $5::int[], $6::int[], $7::int[], $8::int[]) t(digest)
              ORDER BY t.digest
              ON CONFLICT (ns, digest) DO UPDATE SET condemned = false WHERE blobs.condemned",
-            &[&ns, &digests, &kinds, &id, &frame_at, &frame_len, &raw_at, &raw_len],
+            &[&ns, &columns.digests, &columns.kinds, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
         )
         .await? as i64;
+    // Only now, when whoever collects blobs waits for this transaction: see `collect`.
+    let absent = missing(client, ns, &named).await?;
+    if !absent.is_empty() {
+        return Err(ApiError::missing(absent));
+    }
     if stored == 0 {
         client.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &id]).await?;
     }
-    Ok((stored, count - stored))
+    Ok((stored, pack.blobs.len() as i64 - stored))
+}
+
+async fn insert(client: &impl GenericClient, ns: i32, pack: &PackIndex<'_>) -> ApiResult<i64> {
+    let sql = "INSERT INTO packs (ns, size, data) VALUES ($1, $2, $3) RETURNING pack";
+    Ok(client.query_one(sql, &[&ns, &(pack.frames.len() as i32), &pack.frames]).await?.get(0))
+}
+
+/// Stores a pack that takes the place of others for the blobs in it.
+///
+/// # Errors
+/// What the database says.
+pub(super) async fn move_to(client: &impl GenericClient, ns: i32, pack: &PackIndex<'_>) -> ApiResult<()> {
+    let columns = Columns::of(pack);
+    let id = insert(client, ns, pack).await?;
+    client
+        .execute(
+            "UPDATE blobs b SET pack = $3, frame_at = t.frame_at, frame_len = t.frame_len, raw_at = t.raw_at, raw_len = t.raw_len
+             FROM unnest($2::bytea[], $4::int[], $5::int[], $6::int[], $7::int[]) t(digest, frame_at, frame_len, raw_at, raw_len)
+             WHERE b.ns = $1 AND b.digest = t.digest",
+            &[&ns, &columns.digests, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
+        )
+        .await?;
+    Ok(())
+}
+
+/// The blobs of a pack as they are stored.
+struct Columns<'p> {
+    digests: Vec<&'p [u8]>,
+    kinds: Vec<i16>,
+    frame_at: Vec<i32>,
+    frame_len: Vec<i32>,
+    raw_at: Vec<i32>,
+    raw_len: Vec<i32>,
+}
+
+impl<'p> Columns<'p> {
+    fn of(pack: &'p PackIndex<'_>) -> Self {
+        let column = |f: fn(&PackedBlob) -> u32| pack.blobs.iter().map(|b| f(b) as i32).collect();
+        Self {
+            digests: pack.blobs.iter().map(|b| b.digest.as_bytes()).collect(),
+            kinds: pack.blobs.iter().map(|b| b.kind as i16).collect(),
+            frame_at: column(|b| b.frame.at),
+            frame_len: column(|b| b.frame.len),
+            raw_at: column(|b| b.offset),
+            raw_len: column(|b| b.len),
+        }
+    }
 }
 
 /// Reads many blobs, each frame once.
@@ -77,6 +117,20 @@ pub async fn put_pack(client: &impl GenericClient, ns: i32, bytes: &[u8]) -> Api
 /// # Errors
 /// 409 naming what is missing.
 pub async fn get_many(client: &impl GenericClient, ns: i32, digests: &[Digest]) -> ApiResult<HashMap<Digest, Vec<u8>>> {
+    let mut found = HashMap::with_capacity(digests.len());
+    let mut open = digests.to_vec();
+    // Blobs may move to another pack between the two looks.
+    for _ in 0..MOVES {
+        read(client, ns, &open, &mut found).await?;
+        open.retain(|d| !found.contains_key(d));
+        if open.is_empty() {
+            return Ok(found);
+        }
+    }
+    Err(ApiError::missing(open))
+}
+
+async fn read(client: &impl GenericClient, ns: i32, digests: &[Digest], found: &mut HashMap<Digest, Vec<u8>>) -> ApiResult<()> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
     let rows = client
         .query(
@@ -84,7 +138,6 @@ pub async fn get_many(client: &impl GenericClient, ns: i32, digests: &[Digest]) 
             &[&ns, &wanted],
         )
         .await?;
-    let mut found = HashMap::with_capacity(rows.len());
     let mut frame: Option<((i64, Frame), Vec<u8>)> = None;
     for row in rows {
         let digest = Digest::from_slice(row.get(0)).ok_or_else(|| ApiError::internal(&"a digest of another length"))?;
@@ -92,8 +145,9 @@ pub async fn get_many(client: &impl GenericClient, ns: i32, digests: &[Digest]) 
         let key = (pack, Frame { at: at as u32, len: len as u32 });
         if frame.as_ref().is_none_or(|(k, _)| *k != key) {
             let row = client
-                .query_one("SELECT substring(data FROM $3 FOR $4) FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack, &(at + 1), &len])
+                .query_opt("SELECT substring(data FROM $3 FOR $4) FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack, &(at + 1), &len])
                 .await?;
+            let Some(row) = row else { continue };
             frame = Some((key, read_frame(row.get(0)).map_err(|e| ApiError::internal(&e))?));
         }
         let raw = frame.as_ref().map_or(&[][..], |(_, raw)| raw);
@@ -101,8 +155,7 @@ pub async fn get_many(client: &impl GenericClient, ns: i32, digests: &[Digest]) 
         let content = raw.get(at as usize..(at + len) as usize).filter(|c| Digest::of(c) == digest);
         found.insert(digest, content.ok_or_else(|| ApiError::internal(&format!("blob {digest} is broken")))?.to_vec());
     }
-    let absent: Vec<_> = digests.iter().copied().filter(|d| !found.contains_key(d)).collect();
-    if absent.is_empty() { Ok(found) } else { Err(ApiError::missing(absent)) }
+    Ok(())
 }
 
 /// # Errors

@@ -1,6 +1,7 @@
 //! What is in the database. Every query names its namespace or its run; nothing here knows HTTP.
 
 pub mod blobs;
+pub mod collect;
 pub mod forks;
 pub mod graphs;
 pub mod payload;

@@ -24,6 +24,7 @@ use replayfork_api_server::planning::{self, LISTED, Ready};
 use replayfork_api_server::store::{graphs, runs};
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::plan::{self, Plan, Prepared, outline};
+use replayfork_tests::postgres;
 use serde_json::json;
 
 use database::said;
@@ -104,8 +105,8 @@ async fn bench() -> Result<()> {
         Some(steps) => steps.parse().with_context(|| format!("--steps={steps}"))?,
         None => 1_000_000,
     };
-    let server = database::Server::start()?;
-    let pool = database::pool(&server.url()).await?;
+    let server = postgres::Server::start()?;
+    let pool = postgres::pool(&server.url()).await?;
     let client = pool.get().await?;
     database::make_tables(&client).await?;
     let sizes: Vec<usize> = [100_000, 1_000_000].into_iter().filter(|steps| *steps <= most.max(100_000)).collect();

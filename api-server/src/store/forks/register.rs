@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::endpoints::Endpoints;
 use crate::planning::{self, Ready, Refusal};
 use crate::problem::{ApiError, ApiResult};
-use crate::store::{self, runs, snapshots};
+use crate::store::{self, blobs, runs, snapshots};
 
 /// Fields of a spec that may change while the fork stays the same.
 const MUTABLE: [&str; 4] = ["suspend", "cancel", "ttlSecondsAfterFinished", "deletionPolicy"];
@@ -97,8 +97,12 @@ pub async fn register(
         Err(refusal) => return refuse(client, uid, refusal.reason, refusal.message).await,
     };
     create_run(client, uid, request, &found, (&ready, &fork), &plan, &overview, now).await?;
-    for digest in planning::named(&spec, &fork.source.inherited) {
+    let named = planning::named(&spec, &fork.source.inherited);
+    for digest in &named {
         client.execute("INSERT INTO fork_blobs (uid, digest) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &digest.as_bytes()]).await?;
+    }
+    if !blobs::missing(client, found.ns, &named).await?.is_empty() {
+        return Err(ApiError::unavailable("a content that a patch names has just expired"));
     }
     if !plan.needs_sandbox() {
         if !plan.check && plan.counts != (PlanCounts { reusable: plan.counts.reusable, ..PlanCounts::default() }) {

@@ -31,6 +31,7 @@ fn mistakes_in_values_are_refused_by_name() {
         ("viewer.url=replay.example", "url"),
         ("log.format=yaml", "format"),
         ("limits.contentBytes=12", "contentBytes"),
+        ("blobs.collectIntervalSeconds=0", "collectIntervalSeconds"),
         ("models.endpoints={\"a\": {\"url\": \"models.example\"}}", "url"),
         ("models.endpoints={\"a\": {\"url\": \"http://m/v1\", \"key\": \"sk-1\"}}", "key"),
         ("models.endpoints={\"A b\": {\"url\": \"http://m/v1\"}}", "A b"),

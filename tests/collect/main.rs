@@ -1,0 +1,361 @@
+//! Collection of blobs beside four writers, on a real Postgres: nothing that anybody names is ever lost, and all else goes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use deadpool_postgres::{GenericClient, Pool};
+use replayfork_api_server::problem::ApiError;
+use replayfork_api_server::store::{blobs, collect, namespace, payload, runs, snapshots, uploads};
+use replayfork_client::ingest::{CreateRun, SnapshotUpload};
+use replayfork_core::Digest;
+use replayfork_core::model::SnapshotRef;
+use replayfork_snapshot::{BlobKind, Directory, Entry, Kind, PackBuilder};
+use replayfork_tests::postgres;
+use serde_json::json;
+use uuid::Uuid;
+
+const WRITERS: usize = 4;
+/// What each of them does.
+const ACTS: usize = 150;
+/// Distinct file contents, few enough that trees share most of theirs.
+const CONTENTS: u32 = 60;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn said(error: ApiError) -> anyhow::Error {
+    anyhow::anyhow!("{} {}: {}", error.status, error.reason, error.detail)
+}
+
+/// Choices of one writer, the same in every run of the test: SplitMix64.
+struct Choices(u64);
+
+impl Choices {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u32) -> u32 {
+        (self.next() % u64::from(n)) as u32
+    }
+}
+
+/// A tree as a client has it: all blobs by digest.
+#[derive(Clone)]
+struct Tree {
+    blobs: BTreeMap<Digest, (BlobKind, Vec<u8>)>,
+    root: SnapshotRef,
+}
+
+fn content(n: u32) -> Vec<u8> {
+    format!("content {n}\n").repeat(20 + n as usize).into_bytes()
+}
+
+impl Tree {
+    fn random(choices: &mut Choices) -> Self {
+        let mut blobs = BTreeMap::new();
+        let mut keep = |directory: &Directory| {
+            let bytes = directory.encode();
+            let node = Digest::of(&bytes);
+            blobs.insert(node, (BlobKind::Directory, bytes));
+            SnapshotRef { content: directory.content(), node }
+        };
+        let mut files = Vec::new();
+        let mut top = Directory::default();
+        for folder in 0..1 + choices.below(3) {
+            let mut inside = Directory::default();
+            for file in 0..1 + choices.below(3) {
+                let bytes = content(choices.below(CONTENTS));
+                let digest = Digest::of(&bytes);
+                let kind = Kind::File { size: bytes.len() as u64, executable: false, digest, chunks: Vec::new() };
+                inside.entries.push(Entry { name: format!("f{file}").into_bytes(), mtime: 0, kind });
+                files.push((digest, bytes));
+            }
+            let SnapshotRef { content, node } = keep(&inside);
+            top.entries.push(Entry { name: format!("d{folder}").into_bytes(), mtime: 0, kind: Kind::Directory { content, node } });
+        }
+        let root = keep(&top);
+        blobs.extend(files.into_iter().map(|(digest, bytes)| (digest, (BlobKind::Data, bytes))));
+        Self { blobs, root }
+    }
+
+    /// Those of these blobs, files first.
+    fn pack(&self, of: &[Digest]) -> Vec<u8> {
+        let mut pack = PackBuilder::default();
+        for wanted in [BlobKind::Data, BlobKind::Directory] {
+            for digest in of {
+                let (kind, bytes) = &self.blobs[digest];
+                if *kind == wanted {
+                    pack.add(*digest, *kind, bytes);
+                }
+            }
+        }
+        pack.finish()
+    }
+}
+
+/// What a writer has been promised: of a run its workspace, or a payload.
+enum Promise {
+    Workspace(Tree),
+    Payload(payload::Place, serde_json::Value),
+}
+
+struct Writer {
+    pool: Pool,
+    ns: i32,
+    choices: Choices,
+    promised: HashMap<Uuid, (String, Promise)>,
+    uploaded: Vec<(Digest, Vec<u8>)>,
+}
+
+/// Time in which others may act between two statements.
+async fn dawdle(client: &impl GenericClient, choices: &mut Choices) -> Result<()> {
+    let seconds = f64::from(choices.below(4)) / 500.0;
+    client.execute("SELECT pg_sleep($1)", &[&seconds]).await?;
+    Ok(())
+}
+
+impl Writer {
+    async fn act(&mut self) -> Result<()> {
+        match self.choices.below(10) {
+            0..5 => self.record(false).await,
+            5 => self.record(true).await,
+            6 | 7 => self.forget().await,
+            8 => self.upload().await,
+            _ => self.look().await,
+        }
+    }
+
+    async fn create(&mut self) -> Result<(Uuid, i64, String)> {
+        let client = self.pool.get().await?;
+        let (id, name) = (Uuid::new_v4(), format!("run-{}", Uuid::new_v4().simple()));
+        let request: CreateRun = serde_json::from_value(json!({"id": id, "name": name, "agent": "a", "environment": {}}))?;
+        runs::create(&client, self.ns, &request, 1).await.map_err(said)?;
+        let rid = client.query_one("SELECT rid FROM runs WHERE id = $1", &[&id]).await?.get(0);
+        Ok((id, rid, name))
+    }
+
+    /// As recorders do: asks what is there, sends the rest, then says that a run has this workspace; whatever is said to be missing is
+    /// sent again. Or a payload that is a blob of its own.
+    async fn record(&mut self, large_payload: bool) -> Result<()> {
+        let (id, rid, name) = self.create().await?;
+        if large_payload {
+            let value = json!({"output": "x".repeat(70_000), "n": self.choices.below(CONTENTS)});
+            let mut client = self.pool.get().await?;
+            let tx = client.transaction().await?;
+            let mut writer = payload::Writer::new(0);
+            let place = writer.add(&value).map_err(said)?;
+            let sql = "INSERT INTO spans (rid, span_id, rev, status, pay_rid, in_len, in_blob) VALUES ($1, 's', 1, 1, $1, $2, $3)";
+            tx.execute(sql, &[&rid, &place.len, &place.blob]).await?;
+            dawdle(&tx, &mut self.choices).await?;
+            writer.finish(&tx, self.ns, rid).await.map_err(said)?;
+            tx.commit().await?;
+            self.promised.insert(id, (name, Promise::Payload(place, value)));
+            return Ok(());
+        }
+        let tree = Tree::random(&mut self.choices);
+        let all: Vec<Digest> = tree.blobs.keys().copied().collect();
+        let mut wanted = blobs::missing(&self.pool.get().await?, self.ns, &all).await.map_err(said)?;
+        for _ in 0..20 {
+            dawdle(&self.pool.get().await?, &mut self.choices).await?;
+            match self.send(rid, &tree, &wanted).await {
+                Ok(()) => {
+                    self.promised.insert(id, (name, Promise::Workspace(tree)));
+                    return Ok(());
+                }
+                Err(error) if error.reason == "BlobsMissing" => wanted.extend(error.missing),
+                Err(error) => return Err(said(error)),
+            }
+        }
+        anyhow::bail!("a tree was refused twenty times")
+    }
+
+    /// The pack in one transaction, the state in the next.
+    async fn send(&mut self, rid: i64, tree: &Tree, wanted: &[Digest]) -> Result<(), ApiError> {
+        let mut client = self.pool.get().await.map_err(|e| ApiError::internal(&e))?;
+        if !wanted.is_empty() {
+            let tx = client.transaction().await?;
+            blobs::put_pack(&tx, self.ns, &tree.pack(wanted)).await?;
+            dawdle(&tx, &mut self.choices).await.map_err(|e| ApiError::internal(&e))?;
+            tx.commit().await?;
+        }
+        let tx = client.transaction().await?;
+        let upload: SnapshotUpload =
+            serde_json::from_value(json!({"span": "s", "edge": "after", "snapshot": tree.root})).map_err(|e| ApiError::internal(&e))?;
+        snapshots::put(&tx, self.ns, rid, &[upload]).await?;
+        dawdle(&tx, &mut self.choices).await.map_err(|e| ApiError::internal(&e))?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    async fn forget(&mut self) -> Result<()> {
+        let Some(id) = self.promised.keys().min().copied() else { return Ok(()) };
+        let (name, _) = self.promised.remove(&id).context("it was there")?;
+        let mut client = self.pool.get().await?;
+        let tx = client.transaction().await?;
+        let found = runs::find(&tx, "collect", &name).await.map_err(said)?;
+        runs::delete(&tx, &found).await.map_err(said)?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn upload(&mut self) -> Result<()> {
+        let bytes = content(self.choices.below(CONTENTS));
+        let mut client = self.pool.get().await?;
+        let tx = client.transaction().await?;
+        let digest = uploads::put(&tx, self.ns, &bytes).await.map_err(said)?;
+        dawdle(&tx, &mut self.choices).await?;
+        tx.commit().await?;
+        self.uploaded.push((digest, bytes));
+        Ok(())
+    }
+
+    /// All that was promised to this writer is there.
+    async fn look(&self) -> Result<()> {
+        let client = self.pool.get().await?;
+        for (name, promise) in self.promised.values() {
+            match promise {
+                Promise::Workspace(tree) => {
+                    let all: Vec<Digest> = tree.blobs.keys().copied().collect();
+                    let read = blobs::get_many(&client, self.ns, &all).await.map_err(said).with_context(|| name.clone())?;
+                    ensure!(tree.blobs.iter().all(|(digest, (_, bytes))| read.get(digest) == Some(bytes)), "{name}: a blob is another one");
+                }
+                Promise::Payload(place, value) => {
+                    let mut reader = payload::Reader::default();
+                    let read: Option<serde_json::Value> =
+                        reader.get(&client, self.ns, 0, place).await.map_err(said).with_context(|| name.clone())?;
+                    ensure!(read.as_ref() == Some(value), "{name}: a payload is another one");
+                }
+            }
+        }
+        for (digest, bytes) in &self.uploaded {
+            ensure!(blobs::get(&client, self.ns, digest).await.map_err(said)? == *bytes, "an upload is another one");
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -> Result<()> {
+    let server = postgres::Server::start()?;
+    let pool = postgres::pool(&server.url()).await?;
+    let ns = namespace(&pool.get().await?, "collect").await.map_err(said)?;
+    let at_work = Arc::new(AtomicUsize::new(WRITERS));
+    let mut writers = Vec::new();
+    for n in 0..WRITERS {
+        let choices = Choices(n as u64);
+        let (pool, at_work) = (pool.clone(), at_work.clone());
+        writers.push(tokio::spawn(async move {
+            let mut writer = Writer { pool, ns, choices, promised: HashMap::new(), uploaded: Vec::new() };
+            let mut done = Ok(());
+            for act in 0..ACTS {
+                done = writer.act().await.with_context(|| format!("writer {n}, act {act}"));
+                if done.is_err() {
+                    break;
+                }
+            }
+            at_work.fetch_sub(1, Ordering::SeqCst);
+            done.map(|()| writer)
+        }));
+    }
+    let mut collector = pool.get().await?;
+    let mut collected = collect::Collected::default();
+    while at_work.load(Ordering::SeqCst) > 0 {
+        let now = collect::cycle(&mut collector, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
+        collected.blobs += now.blobs;
+    }
+    let mut all = Vec::new();
+    for writer in writers {
+        all.push(writer.await??);
+    }
+    ensure!(collected.blobs > 100, "only {} blobs were collected beside the writers", collected.blobs);
+
+    // What is left once nobody writes is what is named.
+    collect::cycle(&mut collector, PATIENCE).await.map_err(said)?;
+    let mut named: Vec<Digest> = Vec::new();
+    for writer in &all {
+        writer.look().await?;
+        for (_, promise) in writer.promised.values() {
+            match promise {
+                Promise::Workspace(tree) => named.extend(tree.blobs.keys()),
+                Promise::Payload(place, _) => named.extend(place.blob.as_deref().and_then(Digest::from_slice)),
+            }
+        }
+        named.extend(writer.uploaded.iter().map(|(digest, _)| *digest));
+    }
+    named.sort_unstable();
+    named.dedup();
+    let left = pool.get().await?.query("SELECT digest FROM blobs WHERE ns = $1 ORDER BY digest", &[&ns]).await?;
+    let left: Vec<Digest> = left.iter().filter_map(|row| Digest::from_slice(row.get(0))).collect();
+    assert_eq!(left, named);
+
+    // And when nothing is named, nothing is left, packs included.
+    let client = pool.get().await?;
+    client.execute("UPDATE uploads SET uploaded_at = now() - interval '25 hours'", &[]).await?;
+    for writer in &mut all {
+        while !writer.promised.is_empty() {
+            writer.forget().await?;
+        }
+    }
+    collect::cycle(&mut collector, PATIENCE).await.map_err(said)?;
+    let rows: i64 = client.query_one("SELECT (SELECT count(*) FROM blobs) + (SELECT count(*) FROM packs)", &[]).await?.get(0);
+    assert_eq!(rows, 0);
+    Ok(())
+}
+
+/// A transaction that asked before anything was condemned, and goes on, keeps what it asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_began_before_keeps_what_it_builds_on() -> Result<()> {
+    let server = postgres::Server::start()?;
+    let pool = postgres::pool(&server.url()).await?;
+    let ns = namespace(&pool.get().await?, "collect").await.map_err(said)?;
+    let tree = Tree::random(&mut Choices(9));
+    let files: Vec<Digest> = tree.blobs.iter().filter(|(_, (kind, _))| *kind == BlobKind::Data).map(|(digest, _)| *digest).collect();
+    let folders: Vec<Digest> = tree.blobs.keys().copied().filter(|d| !files.contains(d)).collect();
+    blobs::put_pack(&pool.get().await?, ns, &tree.pack(&files)).await.map_err(said)?;
+    let mut client = pool.get().await?;
+    let tx = client.transaction().await?;
+    blobs::put_pack(&tx, ns, &tree.pack(&folders)).await.map_err(said)?;
+    let mut collector = pool.get().await?;
+    // It waits for the open transaction, and gives up.
+    let short = Duration::from_millis(300);
+    assert_eq!(collect::cycle(&mut collector, short).await.map_err(said)?, Some(collect::Collected::default()));
+    // The files are condemned: who asks now is to send them again.
+    let asked = pool.get().await?;
+    assert_eq!(blobs::missing(&asked, ns, &files).await.map_err(said)?, files);
+    tx.commit().await?;
+    // What was committed names them, so that they are pardoned.
+    assert_eq!(collect::cycle(&mut collector, PATIENCE).await.map_err(said)?, Some(collect::Collected::default()));
+    assert_eq!(blobs::missing(&asked, ns, &files).await.map_err(said)?, []);
+    // Only one collects at a time.
+    asked.execute("SELECT pg_advisory_lock($1)", &[&collect::LOCK]).await?;
+    assert_eq!(collect::cycle(&mut collector, short).await.map_err(said)?, None);
+    Ok(())
+}
+
+/// Few blobs of many live: they move, and the pack goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lives_in_a_pack_that_is_mostly_dead_moves() -> Result<()> {
+    let server = postgres::Server::start()?;
+    let pool = postgres::pool(&server.url()).await?;
+    let mut client = pool.get().await?;
+    let ns = namespace(&client, "collect").await.map_err(said)?;
+    // Nothing that compression makes smaller.
+    let mut choices = Choices(0);
+    let contents: Vec<Vec<u8>> = (0..20).map(|_| (0..25_000).flat_map(|_| choices.next().to_le_bytes()).collect()).collect();
+    let mut pack = PackBuilder::default();
+    contents.iter().for_each(|bytes| pack.add(Digest::of(bytes), BlobKind::Data, bytes));
+    blobs::put_pack(&client, ns, &pack.finish()).await.map_err(said)?;
+    let kept = uploads::put(&client, ns, &contents[7]).await.map_err(said)?;
+    let before: i64 = client.query_one("SELECT sum(size) FROM packs", &[]).await?.get(0);
+    let collected = collect::cycle(&mut client, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
+    assert_eq!((collected.blobs, collected.packs, collected.rewritten), (19, 0, 1));
+    let after: i64 = client.query_one("SELECT sum(size) FROM packs", &[]).await?.get(0);
+    assert_eq!(collected.bytes, before - after);
+    assert!(after < 210_000, "{after} bytes are left");
+    assert_eq!(blobs::get(&client, ns, &kept).await.map_err(said)?, contents[7]);
+    Ok(())
+}
