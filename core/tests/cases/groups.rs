@@ -146,6 +146,23 @@ fn one_that_cant_run_while_the_others_do_is_blocked_and_told_why() {
 }
 
 #[test]
+fn a_skipped_step_between_them_that_a_patch_lets_run_makes_them_run_if_it_may_write_what_they_see() {
+    let run = run(&[])
+        .step("a", sh("echo 1 > x").through(2))
+        .step("between", sh("echo 1").skipped())
+        .step("b", sh("echo 1 > b").policy(ReplayPolicy::RecordOnly).sees(&[], &["b"]))
+        .recorded();
+    let between = |patch| run.fork("between", json!([patch]));
+    between(script_that_sees("echo 1 > c", &[], &["c"])).tells(&["between: will run (PatchedInput) -> ran"]).has("b", "1");
+    // Whether they run is settled before any of them does, and so before anyone knows what it writes.
+    between(script_that_sees("echo 1 > c", &[], &["b", "c"])).tells(&[
+        "a: may run (WorkspaceChanged) -> ran",
+        "between: will run (PatchedInput WorkspaceChanged) -> ran",
+        "b: may be blocked (WorkspaceChanged RecordOnly IncompleteContract) -> blocked: IncompleteContract",
+    ]);
+}
+
+#[test]
 fn a_write_at_the_same_time_as_another_step_is_one_of_them() {
     let run = run(&[])
         .step("a", sh("echo $V > a").env("V", "0").sees(&[], &["a", "b"]).through(1))

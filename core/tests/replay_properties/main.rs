@@ -210,6 +210,7 @@ fn fork_once(
     nothing_needless(&fork, &plan, &ran)?;
     let cached = ran.those(|b| *b == Became::Cached);
     let mut reference = Reference::new(&source, states, &spec, fork_span, &cached);
+    reference.planned = plan.spans.iter().filter_map(|p| source.index(&p.id)).collect();
     if !spec.reuse.early_cutoff {
         reference.forced = plan.spans.iter().filter(|p| p.mark.is_some()).filter_map(|p| source.index(&p.id)).collect();
     }

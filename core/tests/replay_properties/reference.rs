@@ -28,6 +28,8 @@ pub struct Reference<'a> {
     pub cached: &'a BTreeSet<usize>,
     /// Where early cutoff is off: the units that are affected, and so don't keep their results even if they could.
     pub forced: BTreeSet<usize>,
+    /// Units that the plan says are affected or overridden: before they run, nobody knows what they give.
+    pub planned: BTreeSet<usize>,
     patches: Patches,
     end: End,
     /// Has no output of its own, as it ran as part of a unit that has another one.
@@ -44,7 +46,7 @@ impl<'a> Reference<'a> {
         let first = source.walk_from(fork_span);
         let patches = Patches::resolve(source, &Contents::default(), &spec.source, fork_span, first, &spec.patches).unwrap();
         let left_out = (0..source.spans.len()).filter(|&i| source.was_left_out(i)).collect();
-        let forced = BTreeSet::new();
+        let (forced, planned) = (BTreeSet::new(), BTreeSet::new());
         Self {
             source,
             states,
@@ -52,6 +54,7 @@ impl<'a> Reference<'a> {
             first,
             cached,
             forced,
+            planned,
             patches,
             end: End::default(),
             left_out,
@@ -283,6 +286,9 @@ impl<'a> Reference<'a> {
             return same(Some(&given), value(source, member).ok().as_ref());
         }
         let contract = self.contract(member).unwrap();
+        if (first + 1..member).any(|n| self.planned.contains(&n) && !members.contains(&n) && self.may_reach(n, member, &contract)) {
+            return false;
+        }
         // What begins between two members is not known yet: looked at on a copy, with the group as recorded.
         let mut trial = Reference {
             patches: self.patches.clone(),
@@ -290,6 +296,7 @@ impl<'a> Reference<'a> {
             left_out: self.left_out.clone(),
             groups: self.groups.clone(),
             forced: self.forced.clone(),
+            planned: self.planned.clone(),
             ..*self
         };
         for n in (first..member).filter(|&n| source.is_unit(n)) {
@@ -307,6 +314,19 @@ impl<'a> Reference<'a> {
             trial.begin(member);
         }
         trial.inputs_as_recorded(member, &contract) && source.has_result(member)
+    }
+
+    /// Whether a unit gives something that another one's inputs are made from.
+    fn may_reach(&self, n: usize, reader: usize, contract: &Contract) -> bool {
+        let source = self.source;
+        let mut inputs = contract.bound_spans(source).unwrap();
+        inputs.extend(&contract.depends_on);
+        let writes = self.contract(n).map_or_else(|| vec![Pattern::all()], |c| c.footprint.writes);
+        let changed = source.changed(n).during.iter().cloned().map(Pattern::Path);
+        let sees = |w: Pattern| contract.footprint.sees.iter().any(|s| s.overlaps(&w));
+        source.spans[reader].opening.inputs == Inputs::Unknown
+            || writes.into_iter().chain(changed).any(sees)
+            || std::iter::once(&n).chain(&source.ancestors(n)).chain(source.inner(n)).any(|i| inputs.contains(i))
     }
 
     fn recorded_answer(&self, n: usize, request: &serde_json::Value) -> Option<String> {
