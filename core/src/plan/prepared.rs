@@ -307,6 +307,10 @@ impl<'a> Prepared<'a> {
                 unknown.extend(known.map(|p| (Pattern::Path(p), None)));
             }
         }
+        if !unknown.is_empty() {
+            // The state that it starts from shows them.
+            unknown.extend(source.changed(self.first).before.iter().map(|p| (Pattern::Path(p.clone()), None)));
+        }
         if source.start_state(self.first).is_none() {
             unknown.push((Pattern::all(), Some(self.first)));
         }

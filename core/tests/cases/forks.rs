@@ -120,6 +120,30 @@ fn what_a_fork_left_blocked_stays_so_until_something_frees_it() {
 }
 
 #[test]
+fn a_file_that_something_else_wrote_is_known_again_where_the_next_fork_starts() {
+    let run = run(&[])
+        .step("begin", sh("echo x > b").sees(&[], &["b"]))
+        .step("ask", says(SpanKind::ToolCall, "yes"))
+        .step("make", sh("echo {{ ask }} > a").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .meanwhile("echo 2 > a")
+        .step("use", sh("cat a; echo $V").env("V", "0").sees(&["a"], &[]))
+        .step("end", sh("cat a; echo $V").env("V", "0"))
+        .recorded();
+    let fork = run.fork("ask", json!([output("no")]));
+    fork.tells(&[
+        "ask: overridden (PatchedInput) -> overridden",
+        "make: will be blocked (UpstreamOutputChanged RecordOnly) -> blocked: RecordOnly",
+    ]);
+    for next in ["use", "end"] {
+        fork.as_run()
+            .fork(next, json!([env("V", "1")]))
+            .tells(&[&format!("{next}: will run (PatchedInput) -> ran")])
+            .gives(next, "2\n1")
+            .leaves_unknown(&[]);
+    }
+}
+
+#[test]
 fn a_check_runs_what_can_run_on_its_recorded_inputs_and_says_what_differs() {
     let recorded = run(&[("conf", "0")])
         .step("ask", says(SpanKind::ToolCall, "yes"))
