@@ -211,9 +211,10 @@ impl<'a> Prepared<'a> {
         (!same_output(record.output(), record.status(), &value)).then_some(value)
     }
 
-    /// The output that a patch gives, be it the recorded one.
+    /// The output that a patch gives; where it is the recorded one, as it was recorded.
     pub fn given(&self, span: usize) -> Option<SpanValue> {
-        self.patches.output.get(&span).map(|output| SpanValue { output: output.clone(), status: Status::Completed })
+        self.patches.output.get(&span)?;
+        self.overriding(span).or_else(|| recorded_value(self.source, span).ok())
     }
 
     /// The paths that change when the span's recorded result is kept or its output is overridden; files that a patch writes on the

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::build::{Recorded, Step, env, file, on, output, run, says, script_that_sees, sh, writes};
+use crate::build::{Recorded, Step, env, file, on, output, reads, run, says, script_that_sees, sh, writes};
 use replayfork_core::model::{ReplayPolicy, SpanKind};
 
 /// Two commands at once that may see each other's files.
@@ -189,6 +189,21 @@ fn one_whose_output_is_given_makes_the_others_run_if_it_is_another_output() {
         "a: overridden (PatchedInput) -> overridden",
         "b: will be blocked (WorkspaceChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
         "use: will be blocked (WorkspaceChanged UpstreamBlocked) -> blocked: UpstreamBlocked",
+    ]);
+}
+
+#[test]
+fn the_recorded_output_given_to_one_that_the_others_run_with_is_no_other_output() {
+    let run = run(&[("in", "0")])
+        .step("a", sh("echo $V > a").env("V", "0").through(1))
+        .step("look", reads("in"))
+        .step("use", sh("echo {{ a }}").sees_nothing().after("look"))
+        .recorded();
+    // A read has no exit code, and the output that a patch gives has 0.
+    run.fork("a", json!([env("V", "1"), on("look", output("0"))])).tells(&[
+        "a: will run (PatchedInput) -> ran",
+        "look: overridden (PatchedInput) -> overridden",
+        "use: may run (UpstreamOutputChanged) -> reused",
     ]);
 }
 
