@@ -57,6 +57,12 @@ impl ApiError {
     }
 }
 
+impl From<replayfork_client::check::Invalid> for ApiError {
+    fn from(invalid: replayfork_client::check::Invalid) -> Self {
+        Self::bad_request(invalid.reason, invalid.detail)
+    }
+}
+
 impl From<tokio_postgres::Error> for ApiError {
     fn from(error: tokio_postgres::Error) -> Self {
         use tokio_postgres::error::SqlState;

@@ -65,7 +65,7 @@ enum Command {
         /// Only runs with this in their name.
         #[arg(long)]
         search: Option<String>,
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..))]
         limit: i64,
         #[command(flatten)]
         format: Format,

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use http::{Method, Request};
 use kube::Client;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// A ReplayFork as it stands in a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +14,8 @@ pub struct Manifest {
     pub name: String,
     pub namespace: Option<String>,
     object: Value,
+    /// As the cluster gets it, who reads YAML in another way than this program: `yes` is true there, and `010` eight.
+    text: String,
 }
 
 impl Manifest {
@@ -36,10 +38,14 @@ pub fn read(filename: &str) -> anyhow::Result<Vec<Manifest>> {
     };
     let (mut forks, mut others) = (Vec::new(), Vec::new());
     for document in documents(&text) {
-        for object in objects(&document).with_context(|| format!("{filename} can't be read"))? {
+        let found = objects(&document).with_context(|| format!("{filename} can't be read"))?;
+        let alone = matches!(&found[..], [only] if !document.contains("\nitems:") && only["kind"] == "ReplayFork");
+        for object in found {
             if object["kind"] == "ReplayFork" {
                 let text = |member: &str| object["metadata"][member].as_str().map(str::to_owned);
-                forks.push(Manifest { name: text("name").unwrap_or_default(), namespace: text("namespace"), object });
+                let (name, namespace) = (text("name").unwrap_or_default(), text("namespace"));
+                let text = if alone { document.clone() } else { object.to_string() };
+                forks.push(Manifest { name, namespace, object, text });
             } else {
                 others.push(object["kind"].to_string());
             }
@@ -89,7 +95,7 @@ fn objects(document: &str) -> anyhow::Result<Vec<Value>> {
 ///
 /// # Errors
 /// The cluster's own words.
-pub async fn admitted(client: &Client, manifest: &Manifest, namespace: &str) -> anyhow::Result<()> {
+pub async fn admitted(client: &Client, manifest: &Manifest, namespace: &str) -> anyhow::Result<Value> {
     if let Some(own) = manifest.namespace.as_deref().filter(|own| *own != namespace) {
         bail!(
             "the namespace from the provided object {own:?} does not match the namespace {namespace:?}. You must pass '--namespace={own}' to perform this operation."
@@ -97,25 +103,23 @@ pub async fn admitted(client: &Client, manifest: &Manifest, namespace: &str) -> 
     }
     let forks = format!("/apis/replayfork.dev/v1alpha1/namespaces/{namespace}/replayforks");
     let how = "?dryRun=All&fieldValidation=Strict&fieldManager=kubectl-replay";
-    let ask = |method: Method, path: String, content_type: &str, body: &Value| {
-        Request::builder().method(method).uri(path).header("content-type", content_type).body(body.to_string().into_bytes())
+    let ask = |method: Method, path: String, content_type: &str| {
+        Request::builder().method(method).uri(path).header("content-type", content_type).body(manifest.text.clone().into_bytes())
     };
-    let mut object = manifest.object.clone();
-    object["metadata"]["namespace"] = json!(namespace);
-    let created = client.request::<Value>(ask(Method::POST, format!("{forks}{how}"), "application/json", &object)?).await;
+    let created = client.request::<Value>(ask(Method::POST, format!("{forks}{how}"), "application/yaml")?).await;
     let answer = match created {
         // It exists: apply would change it.
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            let path = format!("{forks}/{}{how}", crate::connection::encode(&manifest.name));
-            client.request::<Value>(ask(Method::PATCH, path, "application/merge-patch+json", &object)?).await
+            let path = format!("{forks}/{}{how}&force=true", crate::connection::encode(&manifest.name));
+            client.request::<Value>(ask(Method::PATCH, path, "application/apply-patch+yaml")?).await
         }
         other => other,
     };
     match answer {
-        Ok(_) => Ok(()),
+        Ok(object) => Ok(object["spec"].clone()),
         Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
             eprintln!("note: whether the cluster would take the object was not checked: {}", status.message);
-            Ok(())
+            Ok(manifest.spec().clone())
         }
         Err(kube::Error::Api(status)) => bail!("{}", status.message),
         Err(error) => Err(error).context("the cluster can't be reached"),

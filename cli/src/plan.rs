@@ -48,8 +48,8 @@ pub async fn plan(connection: &Connection, named: Option<&str>, manifests: &[Man
 async fn ask(connection: &Connection, named: Option<&str>, manifest: &Manifest) -> anyhow::Result<PlanAnswer> {
     let own = manifest.namespace.as_deref().filter(|_| named.is_none());
     let connection = &connection.within(own.unwrap_or(&connection.namespace));
-    admitted(&connection.client, manifest, &connection.namespace).await?;
-    connection.post("/api/v1/plans", &json!({"namespace": connection.namespace, "spec": manifest.spec()})).await
+    let spec = admitted(&connection.client, manifest, &connection.namespace).await?;
+    connection.post("/api/v1/plans", &json!({"namespace": connection.namespace, "spec": spec})).await
 }
 
 fn show(answer: &PlanAnswer, output: Output) {
@@ -58,7 +58,7 @@ fn show(answer: &PlanAnswer, output: Output) {
     println!(
         "{} at {}: {} will run, {} may run, {} will be blocked, {} may be blocked, {} may run or be blocked, {} reusable",
         answer.run_name,
-        fork_span(plan),
+        safe(fork_span(plan)),
         c.will_run,
         c.may_run,
         c.will_block,

@@ -40,10 +40,17 @@ pub async fn runs(
         runs.extend(page.runs);
         match page.next {
             Some(next) => before = Some(next),
-            None => break,
+            None => {
+                before = None;
+                break;
+            }
         }
     }
-    if structured(output, &json!({"runs": runs}))? {
+    if structured(output, &json!({"runs": runs, "more": before.is_some()}))? {
+        return Ok(());
+    }
+    if runs.is_empty() && (agent.is_some() || search.is_some()) {
+        println!("No run of namespace {:?} is of that agent, or matches what is searched for.", connection.namespace);
         return Ok(());
     }
     if runs.is_empty() {
@@ -82,6 +89,9 @@ pub async fn runs(
         })
         .collect();
     table(&header, &rows);
+    if before.is_some() {
+        println!("There are more; --limit {} lists as many again.", limit.saturating_mul(2));
+    }
     Ok(())
 }
 

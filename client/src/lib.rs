@@ -1,7 +1,8 @@
 //! Wire types of the api-server, and the HTTP client that operator, courier and recorder share.
 //!
-//! No business rule lives here: what a type means is said in `replayfork-core`.
+//! What a type means is said in `replayfork-core`; here is only what is refused of a recording.
 
+pub mod check;
 pub mod fork;
 mod http;
 pub mod ingest;

@@ -11,9 +11,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use replayfork_client::ingest::{CreateRun, Edge, FinishRun, Ingested, RunCreated, SnapshotUpload, SpanBatch, SpanUpload};
-use replayfork_client::{Problem, run_id};
-use replayfork_core::footprint::relative;
-use replayfork_core::model::{Closing, Executor, Opening, RunEnvironment};
+use replayfork_client::{Problem, check, run_id};
+use replayfork_core::model::{Closing, RunEnvironment};
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
@@ -42,6 +41,12 @@ struct Memory {
 }
 
 struct Refused(StatusCode, &'static str, String);
+
+impl From<check::Invalid> for Refused {
+    fn from(invalid: check::Invalid) -> Self {
+        Self(StatusCode::BAD_REQUEST, invalid.reason, invalid.detail)
+    }
+}
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
@@ -122,27 +127,17 @@ impl Recorder {
         self.spool(&Item::Snapshots { run, snapshots: vec![upload] })
     }
 
-    /// A file outside of the workspace is none that a fork could write: said while the agent can still hear it.
-    fn check_path(&self, span: &str, opening: &Opening) -> Result<(), Refused> {
-        let (Some(root), Some(Executor::FileWrite { path, .. })) = (&self.environment.workspace_root, &opening.executor) else {
-            return Ok(());
-        };
-        let refused = |e| Refused(StatusCode::BAD_REQUEST, "SpanInvalid", format!("span {span:?}: executor.path: {e} ({root:?})"));
-        relative(path, Some(root)).map(drop).map_err(refused)
-    }
-
-    async fn take(&self, run: Uuid, spans: Vec<SpanUpload>) -> Answer<Ingested> {
+    async fn take(&self, run: Uuid, mut spans: Vec<SpanUpload>) -> Answer<Ingested> {
         let written = spans.iter().map(|s| i64::from(s.opening.is_some()) + i64::from(s.closing.is_some())).sum();
+        for span in &mut spans {
+            span.opening.iter_mut().filter(|opening| opening.started <= 0).for_each(|opening| opening.started = now());
+            span.closing.iter_mut().filter(|closing| closing.ended <= 0).for_each(|closing| closing.ended = now());
+        }
+        // Said while the agent can still hear it.
+        check::spans(&spans)?;
+        check::paths(&spans, self.environment.workspace_root.as_deref())?;
         for mut span in spans {
-            if span.opening.is_none() && span.closing.is_none() {
-                return Err(Refused(
-                    StatusCode::BAD_REQUEST,
-                    "SpanInvalid",
-                    format!("span {:?}: give `opening`, `closing` or both", span.id),
-                ));
-            }
             if let Some(opening) = &mut span.opening {
-                self.check_path(&span.id, opening)?;
                 {
                     let mut state = self.state.lock().await;
                     let memory = state.runs.entry(run).or_insert_with(RunMemory::partial);
@@ -151,14 +146,12 @@ impl Recorder {
                 }
                 self.snapshot(run, &span.id, Edge::Before, opening.sees_workspace()).await?;
                 let mut state = self.state.lock().await;
-                let started = if opening.started <= 0 { now() } else { opening.started };
-                opening.started = started.max(state.last + 1);
+                opening.started = opening.started.max(state.last + 1);
                 state.last = opening.started;
             }
             if let Some(closing) = &mut span.closing {
-                if closing.ended <= 0 {
-                    closing.ended = now();
-                }
+                let begun = span.opening.as_ref().map_or(0, |opening| opening.started);
+                closing.ended = closing.ended.max(begun);
                 let sees_workspace = self.state.lock().await.runs.entry(run).or_insert_with(RunMemory::partial).ended(&span.id);
                 self.snapshot(run, &span.id, Edge::After, sees_workspace).await?;
             }
@@ -170,10 +163,7 @@ impl Recorder {
 
 async fn create_run(State(recorder): State<Arc<Recorder>>, request: Result<Json<CreateRun>, JsonRejection>) -> Answer<RunCreated> {
     let mut request = body(request)?;
-    if let Some(name) = request.name.as_ref().filter(|n| !run_id::is_label(n)) {
-        let detail = format!("name: {name:?} is no DNS label (a-z, 0-9 and -, at most 63); for example {:?}", run_id::to_label(name));
-        return Err(Refused(StatusCode::BAD_REQUEST, "NameInvalid", detail));
-    }
+    check::run(&request)?;
     let id = *request.id.get_or_insert_with(Uuid::now_v7);
     if request.started <= 0 {
         request.started = now();
@@ -223,6 +213,9 @@ async fn finish(
     request: Result<Json<FinishRun>, JsonRejection>,
 ) -> Answer<Ingested> {
     let mut finish = body(request)?;
+    if let (Some(decides), Some(memory)) = (&finish.decided_by, recorder.state.lock().await.runs.get(&run)) {
+        memory.check_decides(decides).map_err(|why| Refused(StatusCode::BAD_REQUEST, "SpanNotFound", why))?;
+    }
     if finish.ended <= 0 {
         finish.ended = now();
     }

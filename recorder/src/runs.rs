@@ -48,6 +48,18 @@ impl RunMemory {
         Ok(())
     }
 
+    /// Checks that there is a span of this id or name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn check_decides(&self, span: &str) -> Result<(), String> {
+        let open = self.open.contains_key(span) || self.open.values().any(|(name, _)| name == span);
+        if self.partial || open || self.ended.contains(span) || self.names_of_ended.contains(span) {
+            return Ok(());
+        }
+        Err(format!("decided_by: the run has no span with the id or name {span:?}"))
+    }
+
     pub fn begun(&mut self, span: &str, opening: &Opening) {
         self.open.insert(span.to_owned(), (opening.name.clone(), opening.sees_workspace()));
     }

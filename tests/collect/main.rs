@@ -119,6 +119,19 @@ async fn dawdle(client: &impl GenericClient, choices: &mut Choices) -> Result<()
     Ok(())
 }
 
+/// A run: its id, number and name.
+async fn create(client: &impl GenericClient, ns: i32) -> Result<(Uuid, i64, String)> {
+    let (id, name) = (Uuid::new_v4(), format!("run-{}", Uuid::new_v4().simple()));
+    let request: CreateRun = serde_json::from_value(json!({"id": id, "name": name, "agent": "a", "environment": {}}))?;
+    runs::create(client, ns, &request, 1).await.map_err(said)?;
+    let rid = client.query_one("SELECT rid FROM runs WHERE id = $1", &[&id]).await?.get(0);
+    Ok((id, rid, name))
+}
+
+fn state(tree: &Tree) -> Result<SnapshotUpload> {
+    Ok(serde_json::from_value(json!({"span": "s", "edge": "after", "snapshot": tree.root}))?)
+}
+
 impl Writer {
     async fn act(&mut self) -> Result<()> {
         match self.choices.below(10) {
@@ -130,19 +143,10 @@ impl Writer {
         }
     }
 
-    async fn create(&mut self) -> Result<(Uuid, i64, String)> {
-        let client = self.pool.get().await?;
-        let (id, name) = (Uuid::new_v4(), format!("run-{}", Uuid::new_v4().simple()));
-        let request: CreateRun = serde_json::from_value(json!({"id": id, "name": name, "agent": "a", "environment": {}}))?;
-        runs::create(&client, self.ns, &request, 1).await.map_err(said)?;
-        let rid = client.query_one("SELECT rid FROM runs WHERE id = $1", &[&id]).await?.get(0);
-        Ok((id, rid, name))
-    }
-
     /// As recorders do: asks what is there, sends the rest, then says that a run has this workspace; whatever is said to be missing is
     /// sent again. Or a payload that is a blob of its own.
     async fn record(&mut self, large_payload: bool) -> Result<()> {
-        let (id, rid, name) = self.create().await?;
+        let (id, rid, name) = create(&self.pool.get().await?, self.ns).await?;
         if large_payload {
             let value = json!({"output": "x".repeat(70_000), "n": self.choices.below(CONTENTS)});
             let mut client = self.pool.get().await?;
@@ -184,8 +188,7 @@ impl Writer {
             tx.commit().await?;
         }
         let tx = client.transaction().await?;
-        let upload: SnapshotUpload =
-            serde_json::from_value(json!({"span": "s", "edge": "after", "snapshot": tree.root})).map_err(|e| ApiError::internal(&e))?;
+        let upload = state(tree).map_err(|e| ApiError::internal(&e))?;
         snapshots::put(&tx, self.ns, rid, &[upload]).await?;
         dawdle(&tx, &mut self.choices).await.map_err(|e| ApiError::internal(&e))?;
         tx.commit().await?;
@@ -224,7 +227,7 @@ impl Writer {
                     ensure!(tree.blobs.iter().all(|(digest, (_, bytes))| read.get(digest) == Some(bytes)), "{name}: a blob is another one");
                 }
                 Promise::Payload(place, value) => {
-                    let mut reader = payload::Reader::default();
+                    let reader = payload::Reader::default();
                     let read: Option<serde_json::Value> =
                         reader.get(&client, self.ns, 0, place).await.map_err(said).with_context(|| name.clone())?;
                     ensure!(read.as_ref() == Some(value), "{name}: a payload is another one");
@@ -317,8 +320,10 @@ async fn a_transaction_that_began_before_keeps_what_it_builds_on() -> Result<()>
     let folders: Vec<Digest> = tree.blobs.keys().copied().filter(|d| !files.contains(d)).collect();
     blobs::put_pack(&pool.get().await?, ns, &tree.pack(&files)).await.map_err(said)?;
     let mut client = pool.get().await?;
+    let rid = create(&client, ns).await?.1;
     let tx = client.transaction().await?;
     blobs::put_pack(&tx, ns, &tree.pack(&folders)).await.map_err(said)?;
+    snapshots::put(&tx, ns, rid, &[state(&tree)?]).await.map_err(said)?;
     let mut collector = pool.get().await?;
     // It waits for the open transaction, and gives up.
     let short = Duration::from_millis(300);

@@ -6,6 +6,7 @@ use axum::http::StatusCode;
 use axum::routing::{post, put};
 use bytes::Bytes;
 use deadpool_postgres::{Object, Transaction};
+use replayfork_client::check;
 use replayfork_client::ingest::{
     CreateRun, FinishRun, HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated, SnapshotBatch, SpanBatch, SpanUpload,
 };
@@ -71,11 +72,11 @@ pub async fn end_span(
 }
 
 async fn write_spans(app: &App, caller: &Caller, run: Uuid, uploads: &[SpanUpload]) -> ApiResult<Json<Ingested>> {
-    spans::check(uploads)?;
+    check::spans(uploads)?;
     let mut db = app.db().await?;
     let (tx, ns) = change(app, caller, &mut db).await?;
     let runs::Open { rid, rev, segments, workspace_root } = runs::next_rev(&tx, run, ns).await?;
-    spans::check_paths(uploads, workspace_root.as_deref())?;
+    check::paths(uploads, workspace_root.as_deref())?;
     let written = spans::upsert(&tx, ns, rid, rev, segments, uploads).await?;
     if written == 0 {
         // Nothing was new: no revision is used up.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{CreateRun, FinishRun, RunCreated};
 use replayfork_client::read::{ForkEnd, ForkedFrom, Run, RunKind, RunPage, RunQuery, RunState};
-use replayfork_client::run_id;
+use replayfork_client::{check, run_id};
 use replayfork_core::model::{RunEnvironment, Status};
 use serde::de::DeserializeOwned;
 use tokio_postgres::Row;
@@ -94,34 +94,12 @@ fn suffixed(name: &str) -> String {
     format!("{}-{}", stem.trim_end_matches('-'), &random[..5])
 }
 
-/// Characters that an agent's, a model's or a session's name may have, and entries and characters of labels.
-const MAX_TEXT: usize = 253;
-const MAX_LABELS: usize = 64;
-
-fn check(request: &CreateRun) -> ApiResult<()> {
-    let texts = [("agent", Some(&request.agent)), ("model", request.model.as_ref()), ("session", request.session.as_ref())];
-    let labels = request.labels.iter().flat_map(|(k, v)| [("labels", Some(k)), ("labels", Some(v))]);
-    for (field, text) in texts.into_iter().chain(labels) {
-        let Some(text) = text else { continue };
-        if text.chars().count() > MAX_TEXT || text.chars().any(char::is_control) || (field == "agent" && text.is_empty()) {
-            return Err(ApiError::bad_request(
-                "TextInvalid",
-                format!("{field}: has at most {MAX_TEXT} characters, none of them a control character"),
-            ));
-        }
-    }
-    if request.labels.len() > MAX_LABELS {
-        return Err(ApiError::bad_request("TextInvalid", format!("labels: at most {MAX_LABELS}, not {}", request.labels.len())));
-    }
-    Ok(())
-}
-
 /// Creates a run, or finds the one that was created with the same id.
 ///
 /// # Errors
 /// 400 for a name that is no DNS label; 409 for an id of another namespace; 410 for a deleted run.
 pub async fn create(client: &impl GenericClient, ns: i32, request: &CreateRun, now: i64) -> ApiResult<RunCreated> {
-    check(request)?;
+    check::run(request)?;
     let id = request.id.unwrap_or_else(Uuid::now_v7);
     if let Some(row) = client.query_opt("SELECT ns, name, state FROM runs WHERE id = $1", &[&id]).await? {
         if row.get::<_, i32>(0) != ns {
@@ -133,12 +111,6 @@ pub async fn create(client: &impl GenericClient, ns: i32, request: &CreateRun, n
         return Ok(RunCreated { id, name: row.get(1) });
     }
     let wanted = match &request.name {
-        Some(name) if !run_id::is_label(name) => {
-            return Err(ApiError::bad_request(
-                "NameInvalid",
-                format!("name: {name:?} is no DNS label (a-z, 0-9 and -, at most 63); for example {:?}", run_id::to_label(name)),
-            ));
-        }
         Some(name) => name.clone(),
         None => suffixed(&run_id::to_label(&request.agent)),
     };
@@ -293,7 +265,8 @@ pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &F
     let ended = if request.ended == 0 { now } else { request.ended };
     client
         .execute(
-            "UPDATE runs SET state = 'sealed', outcome = $2, decided_by = $3, ended = $4 WHERE rid = $1",
+            "UPDATE runs SET state = 'sealed', outcome = $2, decided_by = $3, ended = $4,
+               spans = (SELECT count(*) FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL) WHERE rid = $1",
             &[&rid, &request.outcome.code(), &decided_by, &ended],
         )
         .await?;
@@ -342,7 +315,8 @@ pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<Vec<Spent>
     let canceled = Status::Canceled.code();
     let rows = client
         .query(
-            "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1, labels = labels || '{\"replayfork.dev/aborted\": \"true\"}'
+            "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1,
+               spans = (SELECT count(*) FROM spans s WHERE s.rid = runs.rid AND s.ord IS NOT NULL), labels = labels || '{\"replayfork.dev/aborted\": \"true\"}'
              WHERE kind = 'recorded' AND state IN ('open', 'finished')
                AND (last_at < now() - interval '24 hours' OR (goodbye_at IS NOT NULL AND last_at < now() - interval '10 minutes'))
              RETURNING rid",
@@ -374,35 +348,4 @@ pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()>
     }
     client.execute("UPDATE runs SET state = 'deleted', deleted_at = now() WHERE rid = $1", &[&rid]).await?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn names_of_agents_models_sessions_and_labels_have_limits_that_are_said() {
-        let refused = |more: Value| {
-            let mut run = json!({"agent": "a"});
-            for (member, value) in more.as_object().unwrap() {
-                run[member] = value.clone();
-            }
-            check(&serde_json::from_value(run).unwrap()).err().map(|e| e.detail).unwrap_or_default()
-        };
-        assert_eq!(refused(json!({"agent": "ä".repeat(253), "labels": {"k": "v"}})), "");
-        let labels: BTreeMap<String, String> = (0..65).map(|i| (i.to_string(), String::new())).collect();
-        for (more, says) in [
-            (json!({"agent": ""}), "agent"),
-            (json!({"agent": "a".repeat(254)}), "agent: has at most 253"),
-            (json!({"model": "nul\0"}), "model"),
-            (json!({"session": "line\nbreak"}), "session"),
-            (json!({"labels": {("k".repeat(254)): ""}}), "labels"),
-            (json!({"labels": labels}), "labels: at most 64, not 65"),
-        ] {
-            let said = refused(more);
-            assert!(said.contains(says), "{said:?} does not say {says:?}");
-        }
-    }
 }

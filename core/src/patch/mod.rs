@@ -4,6 +4,7 @@ mod content;
 mod resolve;
 
 pub use content::{ContentFrom, Contents};
+pub(crate) use resolve::kind_takes_output;
 pub use resolve::{FileOverride, Patches, Prompt, SnapshotOverride};
 
 use std::collections::BTreeMap;

@@ -477,8 +477,13 @@ fn messages_of(target: &Target<'_>) -> Result<usize, Refused> {
 
 /// Whether a patch may give the span's output.
 fn takes_output(source: &Source, span: usize) -> bool {
+    kind_takes_output(source.spans[span].opening.kind) && !source.is_container(span)
+}
+
+/// Whether a patch may give the output of a span of this kind that holds no others.
+pub(crate) fn kind_takes_output(kind: SpanKind) -> bool {
     use SpanKind::*;
-    matches!(source.spans[span].opening.kind, ToolCall | ShellCommand | Retrieval | FileRead) && !source.is_container(span)
+    matches!(kind, ToolCall | ShellCommand | Retrieval | FileRead)
 }
 
 fn gives_output(patch: &Patch) -> bool {

@@ -224,13 +224,13 @@ impl Outline {
         let blocked = self.whys(at).iter().map(|&why| {
             told(why).unwrap_or_else(|| match (why, record) {
                 (Why::Upstream(from), _) => {
-                    let (id, name, _) = names.of(from);
+                    let (id, name, kind) = names.of(from);
                     let unit = view.graph.unit_above(from).map(|unit| names.of(unit).1);
-                    upstream_unknown(&Mentioned { id, name }, unit, view.graph.is_container(from))
+                    upstream_unknown(&Mentioned { id, name, kind }, unit, view.graph.is_container(from))
                 }
                 (Why::Files(from), _) => {
-                    let (id, name, _) = names.of(from);
-                    files_of(&Mentioned { id, name })
+                    let (id, name, kind) = names.of(from);
+                    files_of(&Mentioned { id, name, kind })
                 }
                 (Why::CannotTell, _) => not_told_from(other(view, planned.span).map_or("", |other| names.of(other).1)),
                 (why, Some(record)) => words(view.fork, record, why, rendered.as_deref(), None),

@@ -7,6 +7,7 @@ use crate::contract::{Contract, Rendered, arguments_digest};
 use crate::fork::ModelMode;
 use crate::graph::Traits;
 use crate::model::SpanKind;
+use crate::patch::kind_takes_output;
 use crate::reason::{Blocked, BlockedReason};
 use crate::source::Source;
 
@@ -14,6 +15,7 @@ use crate::source::Source;
 pub(crate) struct Mentioned<'a> {
     pub id: &'a str,
     pub name: &'a str,
+    pub kind: SpanKind,
 }
 
 /// The output of an upstream span is not known.
@@ -28,7 +30,14 @@ pub(crate) fn upstream_unknown(upstream: &Mentioned<'_>, unit: Option<&str>, is_
                 "it needs the output of {name:?}, which only holds other spans together, and one of those differs; override the input that uses it"
             )
         }
-        None => format!("it needs the output of {name:?}, which is blocked; override that output with a ToolOutputOverride, or fork later"),
+        None => {
+            let instead = match upstream.kind {
+                SpanKind::LlmCall => "say in spec.model who answers it, override the output of a step that reads it",
+                kind if kind_takes_output(kind) => "override that output with a ToolOutputOverride",
+                _ => "override the output of a step that reads it",
+            };
+            format!("it needs the output of {name:?}, which is blocked; {instead}, or fork later")
+        }
     };
     Blocked::upstream(BlockedReason::UpstreamBlocked, upstream.id, message)
 }
@@ -51,7 +60,8 @@ pub(crate) fn not_told_from(other: &str) -> Blocked {
 }
 
 fn mentioned(source: &Source, span: usize) -> Mentioned<'_> {
-    Mentioned { id: &source.spans[span].id, name: &source.spans[span].opening.name }
+    let record = &source.spans[span];
+    Mentioned { id: &record.id, name: &record.opening.name, kind: record.opening.kind }
 }
 
 /// [`upstream_unknown`] by the record.

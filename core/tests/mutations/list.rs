@@ -476,7 +476,7 @@ pub const MUTATIONS: &[Mutation] = &[
         "an approval names the digest of the arguments",
         Cases,
         "plan/prepared.rs",
-        "self.approvals.get(&span).is_some_and(|digests| digests.contains(arguments))",
+        "self.approvals.get(&span).is_some_and(|given| given.iter().any(|(_, digest)| digest == arguments))",
         "self.approvals.contains_key(&span) || arguments == &Digest([0; 32])",
     ),
     rule(

@@ -160,28 +160,34 @@ async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, 
     }
     let source = runs::by_rid(client, source_rid).await?;
     debug_assert_eq!(source.run.state, RunState::Sealed);
-    result.reused += source.run.spans - rows.len() as i64;
+    let base = source.base_rid.unwrap_or(source.rid);
+    let all: i64 = client.query_one("SELECT count(*) FROM spans WHERE rid = $1 AND ord IS NOT NULL", &[&base]).await?.get(0);
+    result.reused += all - rows.len() as i64;
     result.source_outcome = source.run.outcome;
     if matches!(result.reason, CloseReason::Succeeded | CloseReason::Blocked) {
         let fork = runs::by_rid(client, fork_rid).await?;
-        result.outcome = outcome(client, &fork).await?;
+        result.outcome = outcome(client, &fork, source.run.outcome).await?;
     }
     Ok(())
 }
 
-/// The status of the deciding span in the fork; without one, of the last span in sequence with a result.
-async fn outcome(client: &impl GenericClient, fork: &runs::Found) -> ApiResult<Option<Status>> {
+/// The status of the deciding span in the fork; without one, of the last span in sequence with a result. Where that is as it was, so
+/// is the outcome: who recorded the run may have judged otherwise than by the status.
+async fn outcome(client: &impl GenericClient, fork: &runs::Found, of_source: Option<Status>) -> ApiResult<Option<Status>> {
     let base = fork.base_rid.unwrap_or(fork.rid);
     let row = client
         .query_opt(
-            "SELECT coalesce(f.status, s.status) FROM spans s LEFT JOIN spans f ON f.rid = $2 AND f.span_id = s.span_id
+            "SELECT coalesce(f.status, s.status), coalesce(f.pay_rid = f.rid AND f.fidelity <> $6, false) FROM spans s LEFT JOIN spans f ON f.rid = $2 AND f.span_id = s.span_id
              WHERE s.rid = $1 AND s.ord IS NOT NULL
                AND CASE WHEN $3::text IS NULL THEN coalesce(f.status, s.status) NOT IN ($4, $5) ELSE s.span_id = $3 END
              ORDER BY s.ord DESC, s.span_id DESC LIMIT 1",
-            &[&base, &fork.rid, &fork.run.decided_by, &Status::Blocked.code(), &Status::Running.code()],
+            &[&base, &fork.rid, &fork.run.decided_by, &Status::Blocked.code(), &Status::Running.code(), &Fidelity::Reused.code()],
         )
         .await?;
-    Ok(row.and_then(|r| Status::from_code(r.get(0))))
+    match row {
+        Some(row) if !row.get::<_, bool>(1) && of_source.is_some() => Ok(of_source),
+        row => Ok(row.and_then(|r| Status::from_code(r.get(0)))),
+    }
 }
 
 /// The custom resource is gone: an open fork is closed, and the run deleted where the spec asked for that.
