@@ -23,10 +23,10 @@ impl Place {
     }
 
     pub fn capture(&mut self) -> SnapshotRef {
-        self.capturer.capture(&mut |pack| self.store.put_pack(&pack).map(drop)).unwrap().snapshot
+        self.capturer.capture(&self.store, &mut |_| Ok(())).unwrap().snapshot
     }
 
     pub fn restore(&mut self, current: Option<&SnapshotRef>, target: &SnapshotRef) {
-        restore(&self.work, &mut self.nodes, &mut self.store, current.map(|s| &s.node), &target.node).unwrap();
+        restore(&self.work, &self.store, &mut self.nodes, current.map(|s| &s.node), &target.node).unwrap();
     }
 }
