@@ -11,7 +11,7 @@ use crate::store::Blobs;
 
 /// Levels that a tree may have.
 pub const MAX_DEPTH: usize = 256;
-/// Entries that a tree may have: a few nodes that name each other again and again can claim any number.
+/// Entries that a tree may have.
 pub const MAX_TREE: usize = 32_000_000;
 
 /// A symlink: its path below some folder, and where it leads.

@@ -70,17 +70,23 @@ pub fn files(root: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 /// Calls `f` with pieces of a list from several threads.
-fn parallel<T: Sync>(list: &[T], piece: usize, f: impl Fn(usize, &mut dyn Iterator<Item = &[T]>) -> std::io::Result<()> + Sync) -> std::io::Result<()> {
+fn parallel<T: Sync>(
+    list: &[T],
+    piece: usize,
+    f: impl Fn(usize, &mut dyn Iterator<Item = &[T]>) -> std::io::Result<()> + Sync,
+) -> std::io::Result<()> {
     let next = AtomicUsize::new(0);
     let work = |thread: usize| {
         let mut pieces = std::iter::from_fn(|| list.chunks(piece).nth(next.fetch_add(1, Ordering::Relaxed)));
         f(thread, &mut pieces)
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|n| {
-            let work = &work;
-            scope.spawn(move || work(n))
-        }).collect();
+        let threads: Vec<_> = (0..THREADS)
+            .map(|n| {
+                let work = &work;
+                scope.spawn(move || work(n))
+            })
+            .collect();
         threads.into_iter().try_for_each(|t| t.join().expect("no panic"))
     })
 }
@@ -125,9 +131,12 @@ fn read_floor(files: &[PathBuf], out: &Path) -> std::io::Result<(Duration, Strin
     Ok((begun.elapsed(), String::new()))
 }
 
+/// A file in memory: its name and content.
+type Held = (std::ffi::OsString, Vec<u8>);
+
 /// Makes the folders and writes the files of a tree that is in memory.
 fn write_floor(from: &Path, to: &Path) -> std::io::Result<(Duration, String)> {
-    let mut folders: Vec<(PathBuf, Vec<(std::ffi::OsString, Vec<u8>)>)> = Vec::new();
+    let mut folders: Vec<(PathBuf, Vec<Held>)> = Vec::new();
     for file in files(from)? {
         let below = file.strip_prefix(from).expect("below the root");
         let folder = to.join(below.parent().unwrap_or(Path::new("")));

@@ -12,7 +12,7 @@ use crate::pack::{BlobKind, PackBuilder};
 use crate::store::LocalStore;
 
 pub enum Keep<'a> {
-    Store(Packs<'a>),
+    Store(Box<Packs<'a>>),
     /// Directories that no store may have.
     Nothing(Mutex<HashMap<Digest, Directory>>),
 }
@@ -140,13 +140,7 @@ impl<'a> Keep<'a> {
 
 impl<'a> Packs<'a> {
     pub fn new(store: &'a LocalStore, stored: Stored<'a>) -> Self {
-        Self {
-            store,
-            contents: Default::default(),
-            directories: Mutex::default(),
-            open: Mutex::default(),
-            stored: Mutex::new(stored),
-        }
+        Self { store, contents: Default::default(), directories: Mutex::default(), open: Mutex::default(), stored: Mutex::new(stored) }
     }
 
     /// Whether a blob is new. It is to be added to a pack then that was locked before, so that nobody who takes it for known can

@@ -3,6 +3,7 @@
 //! Two threads take directories off one stack, in path order. Each has a pack of its own, into whose open frame it reads small
 //! files; hash and compression work on the bytes where they were read. Directories are packed apart, after what they name.
 
+mod folder;
 mod keep;
 mod listing;
 mod queue;
@@ -82,7 +83,7 @@ impl Capturer {
     /// # Errors
     /// The root can't be read, the store can't be written, or `stored` fails. Entries that can't be read are reported as skipped.
     pub fn capture(&mut self, store: &LocalStore, stored: Stored<'_>) -> Result<Captured, SnapshotError> {
-        self.run(store, &Keep::Store(Packs::new(store, stored)))
+        self.run(store, &Keep::Store(Box::new(Packs::new(store, stored))))
     }
 
     /// Looks at the folder as a capture does, but stores nothing.
@@ -162,9 +163,5 @@ fn ignore_rules(root: &Path) -> Gitignore {
 /// What an index's vouching depends on, besides the files.
 fn index_key(root: &Path) -> Digest {
     let rules = std::fs::read(root.join(IGNORE_FILE)).unwrap_or_default();
-    Hasher::new("stat index")
-        .part("boot", &boot())
-        .part("root", root.as_os_str().as_bytes())
-        .part("rules", &rules)
-        .finish()
+    Hasher::new("stat index").part("boot", &boot()).part("root", root.as_os_str().as_bytes()).part("rules", &rules).finish()
 }

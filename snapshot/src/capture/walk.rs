@@ -13,6 +13,7 @@ use replayfork_core::model::SnapshotRef;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::folder::{Folder, entry_of, holds};
 use super::keep::Keep;
 use super::listing::{Listed, Old, joined, list};
 use super::queue::Queue;
@@ -20,7 +21,7 @@ use super::read::{Outcome, read};
 use super::{Captured, Skipped, THREADS};
 use crate::error::SnapshotError;
 use crate::index::{At, Body, BodyRef, Row, Section, StatIndex};
-use crate::node::{Directory, Entry, Kind, MAX_ENTRIES};
+use crate::node::{Directory, Kind, MAX_ENTRIES};
 use crate::stat::{Seen, Stamp, file_clock, look, look_at, open_folder};
 use crate::tree::MAX_DEPTH;
 
@@ -54,25 +55,6 @@ enum Task {
     Entries { folder: Arc<Folder>, first: usize, listed: Vec<Listed> },
 }
 
-/// A directory that is being looked at.
-struct Folder {
-    parent: Option<(Arc<Folder>, usize)>,
-    name: Vec<u8>,
-    depth: usize,
-    handle: OwnedFd,
-    stamp: Stamp,
-    /// Its section, where it is as the index says but for what is below.
-    unchanged: Option<At>,
-    /// The section as it was, for comparison.
-    old: Option<At>,
-    /// Something below is not as the index says.
-    changed: AtomicBool,
-    /// Entries by position; of an unchanged directory only its subdirectories.
-    rows: Mutex<Vec<(usize, Row)>>,
-    /// Tasks that still add to it.
-    left: AtomicUsize,
-}
-
 /// What a thread uses again and again.
 struct Scratch {
     lane: usize,
@@ -85,20 +67,6 @@ struct Scratch {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Folder {
-    fn path_of(&self, name: &[u8]) -> Vec<u8> {
-        let mut names = vec![name, &self.name];
-        let mut at = &self.parent;
-        while let Some((folder, _)) = at {
-            names.push(&folder.name);
-            at = &folder.parent;
-        }
-        names.retain(|n| !n.is_empty());
-        names.reverse();
-        names.join(&b'/')
-    }
 }
 
 impl<'a, 'k> Walk<'a, 'k> {
@@ -142,8 +110,7 @@ impl<'a, 'k> Walk<'a, 'k> {
         let mut skipped = std::mem::take(&mut *lock(&self.skipped));
         skipped.sort_by(|a, b| a.path.cmp(&b.path));
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        let captured =
-            Captured { snapshot, files: count(&self.files), bytes: count(&self.bytes), read: count(&self.read), skipped };
+        let captured = Captured { snapshot, files: count(&self.files), bytes: count(&self.bytes), read: count(&self.read), skipped };
         Ok((captured, at))
     }
 
@@ -296,7 +263,12 @@ impl<'a, 'k> Walk<'a, 'k> {
     }
 
     /// What an entry is now. `None`: it is to be ignored.
-    fn entry(&self, scratch: &mut Scratch, folder: &Folder, Listed { name, file_type, old }: Listed) -> Result<Option<Found>, SnapshotError> {
+    fn entry(
+        &self,
+        scratch: &mut Scratch,
+        folder: &Folder,
+        Listed { name, file_type, old }: Listed,
+    ) -> Result<Option<Found>, SnapshotError> {
         let skipped = |name| Ok(Some(Found::Row(Row { name, racy: false, body: Body::Skipped })));
         let mut seen = None;
         let mut file_type = file_type;
@@ -403,7 +375,7 @@ impl<'a, 'k> Walk<'a, 'k> {
         }
         rows.sort_unstable_by_key(|(position, _)| *position);
         let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
-        let directory = Directory { entries: rows.iter().filter_map(entry).collect() };
+        let directory = Directory { entries: rows.iter().filter_map(entry_of).collect() };
         let content = directory.content();
         let node = self.keep.directory(directory)?;
         let snapshot = SnapshotRef { content, node };
@@ -422,17 +394,4 @@ impl<'a, 'k> Walk<'a, 'k> {
 enum Found {
     Row(Row),
     Folder(Vec<u8>, Option<At>),
-}
-
-fn holds(row: &Row, now: &Seen) -> bool {
-    matches!(&row.body, Body::Leaf { stamp, .. } if !row.racy && *stamp == now.stamp)
-}
-
-fn entry(row: &Row) -> Option<Entry> {
-    let (mtime, kind) = match &row.body {
-        Body::Leaf { stamp, kind } => (stamp.mtime, kind.clone()),
-        Body::Folder { mtime, content, node, .. } => (*mtime, Kind::Directory { content: *content, node: *node }),
-        Body::Skipped => return None,
-    };
-    Some(Entry { name: row.name.clone(), mtime, kind })
 }

@@ -66,8 +66,7 @@ impl StatIndex {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        let mut index =
-            Self { file, key: Digest([0; 32]), root: None, end: HEADER as u64, compact: 0, tail: Mutex::new(Tail::default()) };
+        let mut index = Self { file, key: Digest([0; 32]), root: None, end: HEADER as u64, compact: 0, tail: Mutex::new(Tail::default()) };
         let mut header = [0; HEADER];
         if index.file.read_exact_at(&mut header, 0).is_ok() {
             index.read_header(&header, packs);

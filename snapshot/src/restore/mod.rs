@@ -6,6 +6,7 @@
 pub(crate) mod disk;
 mod write;
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,16 +33,10 @@ use write::{Wanted, Writer};
 ///
 /// # Errors
 /// A missing or hostile node or blob, or what the file system says; the entry is named. The folder is then something between.
-pub fn restore(
-    root: &Path,
-    store: &LocalStore,
-    nodes: &mut Nodes,
-    current: Option<&Digest>,
-    target: &Digest,
-) -> Result<(), SnapshotError> {
+pub fn restore(root: &Path, store: &LocalStore, nodes: &mut Nodes, current: Option<&Digest>, target: &Digest) -> Result<(), SnapshotError> {
     let top = open_root(root)?;
     let writer = Writer::new(&top, store);
-    let mut walk = Walk { store, nodes, writer, touched: Vec::new(), entries: 0 };
+    let mut walk = Walk { store, nodes, writer, touched: Vec::new(), entries: 0, counted: false, root: *target };
     let state = match current {
         Some(current) if current == target => return Ok(()),
         Some(current) => State::Known(walk.directory(current)?),
@@ -90,6 +85,10 @@ fn remove_skipped(root: &Path, mut store: &LocalStore, nodes: &mut Nodes, target
     }
 }
 
+/// Entries from which on a tree is counted before more of it is made: a few directories that name each other again and again can
+/// claim any number.
+const COUNT_ABOVE: u64 = 50_000;
+
 /// What is known of a folder before it is restored.
 enum State {
     /// It was made just now.
@@ -104,7 +103,10 @@ struct Walk<'a, 'n> {
     writer: Writer<'a>,
     /// Folders in which something was changed, and the times that they are to have.
     touched: Vec<(Vec<u8>, i64)>,
-    entries: usize,
+    /// Entries that were met.
+    entries: u64,
+    counted: bool,
+    root: Digest,
 }
 
 impl Walk<'_, '_> {
@@ -114,6 +116,25 @@ impl Walk<'_, '_> {
             Some(directory) => Ok(directory),
             None => Ok(Arc::new(Directory::decode(&self.store.read(node)?)?)),
         }
+    }
+
+    /// How many entries a tree has, without going through equal directories again.
+    fn count(&mut self, node: &Digest, counts: &mut HashMap<Digest, u64>, depth: usize) -> Result<u64, SnapshotError> {
+        if let Some(count) = counts.get(node) {
+            return Ok(*count);
+        }
+        if depth > MAX_DEPTH {
+            return Err(Hostile { entry: node.to_string(), why: "lies too deep" }.into());
+        }
+        let directory = self.directory(node)?;
+        let mut count = directory.entries.len() as u64;
+        for entry in &directory.entries {
+            if let Kind::Directory { node, .. } = &entry.kind {
+                count = count.saturating_add(self.count(node, counts, depth + 1)?);
+            }
+        }
+        counts.insert(*node, count);
+        Ok(count)
     }
 
     fn folder(
@@ -127,9 +148,12 @@ impl Walk<'_, '_> {
         if depth > MAX_DEPTH {
             return Err(Hostile { entry: crate::path_text(path), why: "lies too deep" }.into());
         }
-        self.entries += target.entries.len();
-        if self.entries > MAX_TREE {
-            return Err(Hostile { entry: crate::path_text(path), why: "has one entry too many for a tree" }.into());
+        self.entries += target.entries.len() as u64;
+        if self.entries > COUNT_ABOVE && !std::mem::replace(&mut self.counted, true) {
+            let root = self.root;
+            if self.count(&root, &mut HashMap::new(), 0)? > MAX_TREE as u64 {
+                return Err(Hostile { entry: root.to_string(), why: "names too many entries for a tree" }.into());
+            }
         }
         match &state {
             State::Fresh => {}

@@ -33,7 +33,9 @@ impl Pack {
         }
         let rows = head_rows(&head)?;
         if size < (HEAD + rows * ROW) as u64 {
-            return Err(Hostile { entry: crate::path_text(path.as_os_str().as_encoded_bytes()), why: "is a pack cut off in its index" }.into());
+            return Err(
+                Hostile { entry: crate::path_text(path.as_os_str().as_encoded_bytes()), why: "is a pack cut off in its index" }.into()
+            );
         }
         Ok(Self { path, file, rows, size })
     }
