@@ -9,6 +9,7 @@ mod error;
 mod index;
 mod node;
 mod pack;
+mod queue;
 mod restore;
 mod seen;
 mod stat;

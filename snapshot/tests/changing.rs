@@ -205,7 +205,7 @@ fn a_file_that_may_not_be_read_is_reported_until_it_may() {
     let mut place = Place::new();
     let file = place.work.join("secret");
     fs::write(&file, "s").unwrap();
-    fs::set_permissions(&file, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000)).unwrap();
     place.next_tick();
     for _ in 0..2 {
         let captured = place.capturer.capture(&place.store, &mut |_| Ok(())).unwrap();

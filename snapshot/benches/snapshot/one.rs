@@ -20,7 +20,14 @@ const FRAME: usize = 256 << 10;
 pub fn run(work: &str, args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
     let path = |n: usize| args.get(n).map(PathBuf::from).ok_or("an argument is missing");
     let (took, said) = match work {
-        "capture" => capture(&path(0)?, &path(1)?, 1)?,
+        "capture" => capture(&path(0)?, &path(1)?)?,
+        "restore-near" => {
+            let begun = Instant::now();
+            let store = LocalStore::open(&path(1)?)?;
+            let target: Digest = args.get(2).ok_or("a node is missing")?.parse()?;
+            Capturer::new(&path(0)?).restore(&store, &target)?;
+            (begun.elapsed(), String::new())
+        }
         "restore" => {
             let begun = Instant::now();
             let store = LocalStore::open(&path(1)?)?;
@@ -37,14 +44,10 @@ pub fn run(work: &str, args: &[String]) -> Result<(), Box<dyn std::error::Error>
     Ok(())
 }
 
-fn capture(root: &Path, store: &Path, times: usize) -> Result<(Duration, String), Box<dyn std::error::Error>> {
+fn capture(root: &Path, store: &Path) -> Result<(Duration, String), Box<dyn std::error::Error>> {
     let begun = Instant::now();
     let store = LocalStore::open(store)?;
-    let mut capturer = Capturer::new(root);
-    let mut captured = capturer.capture(&store, &mut |_| Ok(()))?;
-    for _ in 1..times {
-        captured = capturer.capture(&store, &mut |_| Ok(()))?;
-    }
+    let captured = Capturer::new(root).capture(&store, &mut |_| Ok(()))?;
     let took = begun.elapsed();
     Ok((took, format!("{} {} {}", captured.snapshot.node, captured.files, captured.read)))
 }

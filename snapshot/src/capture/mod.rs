@@ -6,7 +6,6 @@
 mod folder;
 mod keep;
 mod listing;
-mod queue;
 mod read;
 mod walk;
 

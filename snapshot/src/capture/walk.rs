@@ -16,12 +16,12 @@ use rustix::io::Errno;
 use super::folder::{Folder, entry_of, holds};
 use super::keep::Keep;
 use super::listing::{Listed, Old, joined, list};
-use super::queue::Queue;
 use super::read::{Outcome, read};
 use super::{Captured, Skipped, THREADS};
 use crate::error::SnapshotError;
 use crate::index::{At, Body, BodyRef, Row, Section, StatIndex};
 use crate::node::{Directory, Kind, MAX_ENTRIES};
+use crate::queue::Queue;
 use crate::stat::{Seen, Stamp, file_clock, look, look_at, open_folder};
 use crate::tree::MAX_DEPTH;
 

@@ -42,7 +42,7 @@ pub struct StatIndex {
     root: Option<At>,
     /// Where new sections go.
     end: u64,
-    /// Bytes of the sections in use when the index was last written anew.
+    /// Bytes of all sections when they were last written anew.
     compact: u64,
     tail: Mutex<Tail>,
 }
@@ -131,12 +131,13 @@ impl StatIndex {
     /// What the file system says.
     pub fn commit(&mut self, key: Digest, root: At, packs: u64) -> io::Result<()> {
         let tail = std::mem::take(&mut *self.tail.lock().unwrap_or_else(PoisonError::into_inner));
+        let before = self.end;
         if tail.at > 0 {
             self.file.write_all_at(&tail.buffer, tail.at)?;
             self.end = tail.at + tail.buffer.len() as u64;
         }
         if self.root.is_none() || self.key != key {
-            self.compact = self.end;
+            self.compact = self.end - before;
         }
         (self.key, self.root) = (key, Some(root));
         self.write_header(packs)

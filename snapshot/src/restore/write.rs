@@ -103,16 +103,7 @@ impl<'a> Writer<'a> {
             }
             Ok(())
         };
-        if jobs.len() < THREADS {
-            work()?;
-        } else {
-            std::thread::scope(|scope| {
-                let others: Vec<_> = (1..THREADS).map(|_| scope.spawn(work)).collect();
-                let own = work();
-                let others = others.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-                others.fold(own, |all, one| all.and(one))
-            })?;
-        }
+        super::walk::together(THREADS.min(jobs.len()), work)?;
         self.folders.clear();
         self.files.clear();
         Ok(())

@@ -16,9 +16,17 @@ struct State<T> {
 /// A task that was taken; it counts as running until this is dropped.
 pub struct Running<'a, T>(&'a Queue<T>);
 
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { tasks: Vec::new(), running: 0, stopped: false }), changed: Condvar::new() }
+    }
+}
+
 impl<T> Queue<T> {
     pub fn new(first: T) -> Self {
-        Self { state: Mutex::new(State { tasks: vec![first], running: 0, stopped: false }), changed: Condvar::new() }
+        let queue = Self::default();
+        queue.push(vec![first]);
+        queue
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
