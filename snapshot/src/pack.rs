@@ -13,6 +13,8 @@ use crate::error::{Hostile, SnapshotError};
 pub const PACK_SIZE: usize = 4 << 20;
 /// Raw bytes at which a frame is closed.
 pub(crate) const FRAME_SIZE: usize = 256 << 10;
+/// What a blob counts beside its content: about what its row, and whoever remembers it while the pack is open, take in memory.
+const BLOB_WEIGHT: usize = 128;
 /// Raw bytes that one frame may claim to have: a chunk is at most 4 MiB, a node may be larger.
 const MAX_FRAME: usize = 256 << 20;
 const MAGIC: &[u8] = b"RFP1";
@@ -74,9 +76,9 @@ impl PackBuilder {
         self.size() >= PACK_SIZE
     }
 
-    /// Bytes that the pack will have, about.
+    /// Bytes that the pack will have, about, or what it takes in memory where its blobs are tiny.
     pub(crate) fn size(&self) -> usize {
-        self.frames.len() + self.filled / 2 + self.blobs.len() * ROW
+        self.frames.len() + self.filled / 2 + self.blobs.len() * BLOB_WEIGHT
     }
 
     /// Whether a blob of this many bytes may make the pack larger than a pack should be.
