@@ -9,8 +9,7 @@ use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
 use replayfork_core::replay::{Workspace, WorkspaceChange};
 use replayfork_snapshot::{
-    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file,
-    replay_paths, restore,
+    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file, replay_paths, restore,
 };
 
 use crate::api::Api;
@@ -52,8 +51,7 @@ impl ForkWorkspace {
     /// What the api-server or the file system says.
     pub async fn start_from(&mut self, state: &SnapshotRef) -> anyhow::Result<()> {
         self.fetch(state).await?;
-        restore(&self.root, &self.store, &mut self.nodes, Some(&self.now.node), &state.node)
-            .context("the workspace can't be restored")?;
+        restore(&self.root, &self.store, &mut self.nodes, Some(&self.now.node), &state.node).context("the workspace can't be restored")?;
         self.start = Some(state.node);
         self.capture().await?;
         anyhow::ensure!(
