@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cluster test-clean test-mutations bench-fork bench-plan web-check tools generate
+.PHONY: help demo test check cluster test-clean test-mutations bench-fork bench-plan bench-snapshot web-check tools generate
 
 # Images are built from the clone's own target folder.
 unexport CARGO_TARGET_DIR
@@ -57,6 +57,10 @@ bench-fork: tools ## From apply to the first re-executed step, against a bare Jo
 
 bench-plan: ## Plans of 1e5 and 1e6 spans out of a real Postgres, against a recursive query and a bare BFS; DEV=1 is quicker to build
 	cargo run $(if $(DEV),,--release) --package replayfork-tests --bin bench-plan
+
+bench-snapshot: ## Snapshots against tar+zstd, git, restic, borg, cp and floors; needs root; ROUNDS=1 is quicker
+	apt-get install --yes --quiet=2 --no-install-recommends git restic borgbackup zstd time e2fsprogs
+	cargo bench --package replayfork-snapshot --bench snapshot -- --rounds=$(or $(ROUNDS),3)
 
 generate: ## What is generated from the types and committed: CRD, OpenAPI document, the viewer's types
 	cargo build --workspace

@@ -25,7 +25,7 @@ impl Snapshots {
     /// # Errors
     /// The folder for packs can't be used.
     pub fn start(root: &Path, spool_folder: &Path, spool: Arc<Spool>, patience: Duration) -> Result<Self, SnapshotError> {
-        let mut store = LocalStore::open(&spool_folder.join("packs"))?;
+        let store = LocalStore::open(&spool_folder.join("packs"))?;
         let mut capturer = Capturer::new(root);
         let (requests, inbox) = mpsc::channel::<Answer>();
         thread::Builder::new()
@@ -36,7 +36,7 @@ impl Snapshots {
                     if answer.is_closed() {
                         continue;
                     }
-                    let _ = answer.send(capture(&mut capturer, &mut store, &spool).map_err(|e| e.to_string()));
+                    let _ = answer.send(capture(&mut capturer, &store, &spool).map_err(|e| e.to_string()));
                 }
             })
             .map_err(|e| SnapshotError::Store(format!("no thread for snapshots: {e}")))?;
@@ -72,10 +72,9 @@ impl Snapshots {
     }
 }
 
-fn capture(capturer: &mut Capturer, store: &mut LocalStore, spool: &Spool) -> Result<SnapshotRef, SnapshotError> {
-    let captured = capturer.capture(&mut |pack| {
-        let path = store.put_pack(&pack)?;
-        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+fn capture(capturer: &mut Capturer, store: &LocalStore, spool: &Spool) -> Result<SnapshotRef, SnapshotError> {
+    let captured = capturer.capture(store, &mut |pack| {
+        let file = pack.file_name().unwrap_or_default().to_string_lossy().into_owned();
         spool.add(&Item::Pack { file }).map_err(|e| SnapshotError::Store(format!("the spool can't be written: {e}")))
     })?;
     for skipped in &captured.skipped {

@@ -11,6 +11,8 @@ use crate::store::Blobs;
 
 /// Levels that a tree may have.
 pub const MAX_DEPTH: usize = 256;
+/// Entries that a tree may have.
+pub const MAX_TREE: usize = 32_000_000;
 
 /// A symlink: its path below some folder, and where it leads.
 pub type Link = (Vec<u8>, Vec<u8>);
@@ -29,6 +31,11 @@ impl Nodes {
 
     pub fn contains(&self, node: &Digest) -> bool {
         self.directories.contains_key(node)
+    }
+
+    /// A directory that was loaded before.
+    pub fn at_hand(&self, node: &Digest) -> Option<Arc<Directory>> {
+        self.directories.get(node).cloned()
     }
 
     /// # Errors
@@ -133,6 +140,9 @@ fn diff_into(
         };
         let (x_dir, y_dir) = (folder(x), folder(y));
         let both = x_dir.is_some() && y_dir.is_some();
+        if changes.len() > MAX_TREE {
+            return Err(Hostile { entry: crate::path_text(path), why: "is one entry too many for a tree" }.into());
+        }
         if !both && x.map(Entry::identity) != y.map(Entry::identity) {
             changes.push(Change { path: path.clone(), before: x.cloned(), after: y.cloned() });
         }

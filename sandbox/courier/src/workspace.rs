@@ -9,8 +9,7 @@ use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
 use replayfork_core::replay::{Workspace, WorkspaceChange};
 use replayfork_snapshot::{
-    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file, reachable,
-    replay_paths, restore,
+    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file, replay_paths, restore,
 };
 
 use crate::api::Api;
@@ -25,7 +24,7 @@ pub struct ForkWorkspace {
     /// Recorded states whose blobs are at hand.
     fetched: HashSet<Digest>,
     start: Option<Digest>,
-    /// Packs of the empty workspace, which matters only to a run that recorded none.
+    /// Packs of the workspace as it was before anything was restored. Their blobs are at hand, so no later pack has them.
     unsent: Vec<PathBuf>,
     pub now: SnapshotRef,
 }
@@ -34,11 +33,11 @@ impl ForkWorkspace {
     /// # Errors
     /// The folders can't be used.
     pub fn open(api: Api, root: &Path, scratch: &Path) -> anyhow::Result<Self> {
-        let mut store = LocalStore::open(&scratch.join("packs"))?;
+        let store = LocalStore::open(&scratch.join("packs"))?;
         let mut capturer = Capturer::new(root);
         let mut unsent = Vec::new();
-        let captured = capturer.capture(&mut |pack| {
-            unsent.push(store.put_pack(&pack)?);
+        let captured = capturer.capture(&store, &mut |pack| {
+            unsent.push(pack.to_owned());
             Ok(())
         });
         let now = captured.context("the workspace can't be read")?.snapshot;
@@ -52,12 +51,8 @@ impl ForkWorkspace {
     /// What the api-server or the file system says.
     pub async fn start_from(&mut self, state: &SnapshotRef) -> anyhow::Result<()> {
         self.fetch(state).await?;
-        restore(&self.root, &mut self.nodes, &mut self.store, Some(&self.now.node), &state.node)
-            .context("the workspace can't be restored")?;
-        let known = reachable(&mut self.nodes, &mut self.store, &state.node, None)?;
-        self.capturer.assume_known(known);
+        restore(&self.root, &self.store, &mut self.nodes, Some(&self.now.node), &state.node).context("the workspace can't be restored")?;
         self.start = Some(state.node);
-        self.unsent.clear();
         self.capture().await?;
         anyhow::ensure!(
             self.now.content == state.content,
@@ -87,9 +82,8 @@ impl ForkWorkspace {
     /// What the api-server or the file system says.
     pub async fn capture(&mut self) -> anyhow::Result<Vec<String>> {
         let mut packs = std::mem::take(&mut self.unsent);
-        let store = &mut self.store;
-        let captured = self.capturer.capture(&mut |pack| {
-            packs.push(store.put_pack(&pack)?);
+        let captured = self.capturer.capture(&self.store, &mut |pack| {
+            packs.push(pack.to_owned());
             Ok(())
         })?;
         // Read back one by one, so that no more than one is in memory.
@@ -117,7 +111,7 @@ impl ForkWorkspace {
             match change {
                 WorkspaceChange::Restore(state) => {
                     self.fetch(state).await?;
-                    restore(&self.root, &mut self.nodes, &mut self.store, Some(&self.now.node), &state.node)
+                    restore(&self.root, &self.store, &mut self.nodes, Some(&self.now.node), &state.node)
                         .context("a workspace can't be restored")?;
                 }
                 WorkspaceChange::Recorded { state, paths } => {

@@ -1,5 +1,7 @@
 //! A workspace and a store beside it.
 
+#![allow(dead_code)]
+
 use std::fs;
 
 use replayfork_core::model::SnapshotRef;
@@ -23,10 +25,21 @@ impl Place {
     }
 
     pub fn capture(&mut self) -> SnapshotRef {
-        self.capturer.capture(&mut |pack| self.store.put_pack(&pack).map(drop)).unwrap().snapshot
+        self.capturer.capture(&self.store, &mut |_| Ok(())).unwrap().snapshot
     }
 
     pub fn restore(&mut self, current: Option<&SnapshotRef>, target: &SnapshotRef) {
-        restore(&self.work, &mut self.nodes, &mut self.store, current.map(|s| &s.node), &target.node).unwrap();
+        restore(&self.work, &self.store, &mut self.nodes, current.map(|s| &s.node), &target.node).unwrap();
+    }
+
+    /// Waits until the clock that stamps files has moved on: a capture does not trust files changed in its own tick.
+    pub fn next_tick(&self) {
+        let clock = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        let probe = self._temporary.path().join("tick");
+        fs::write(&probe, "").unwrap();
+        let stamp = rustix::fs::stat(&probe).unwrap();
+        while (clock().tv_sec, clock().tv_nsec) <= (stamp.st_ctime, stamp.st_ctime_nsec as _) {
+            std::thread::yield_now();
+        }
     }
 }

@@ -1,0 +1,135 @@
+//! Which pack has which blob. In memory are 16 bytes a blob; the rest is read from the packs' own indexes.
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use replayfork_core::Digest;
+
+use crate::error::{Hostile, SnapshotError};
+use crate::pack::{Frame, HEAD, PackedBlob, ROW, head_rows, parse_rows};
+
+/// Packs that are kept open.
+const OPEN_PACKS: usize = 32;
+
+/// A pack that is open for reading.
+pub(crate) struct Pack {
+    pub path: PathBuf,
+    pub file: File,
+    rows: usize,
+    size: u64,
+}
+
+impl Pack {
+    pub(super) fn open(path: PathBuf) -> Result<Self, SnapshotError> {
+        let io = |e| SnapshotError::io(path.as_os_str().as_encoded_bytes(), e);
+        let file = File::open(&path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        let mut head = [0; HEAD];
+        if size >= HEAD as u64 {
+            file.read_exact_at(&mut head, 0).map_err(io)?;
+        }
+        let rows = head_rows(&head)?;
+        if size < (HEAD + rows * ROW) as u64 {
+            return Err(
+                Hostile { entry: crate::path_text(path.as_os_str().as_encoded_bytes()), why: "is a pack cut off in its index" }.into()
+            );
+        }
+        Ok(Self { path, file, rows, size })
+    }
+
+    pub fn io(&self, source: std::io::Error) -> SnapshotError {
+        SnapshotError::io(self.path.as_os_str().as_encoded_bytes(), source)
+    }
+
+    /// Bytes of its frames.
+    pub fn frames(&self) -> u64 {
+        self.size - (HEAD + self.rows * ROW) as u64
+    }
+
+    pub fn rows(&self) -> Result<Vec<PackedBlob>, SnapshotError> {
+        let mut bytes = vec![0; self.rows * ROW];
+        self.file.read_exact_at(&mut bytes, HEAD as u64).map_err(|e| self.io(e))?;
+        Ok(parse_rows(&bytes, self.frames())?)
+    }
+
+    /// Where a frame begins in the file.
+    pub fn place(&self, frame: Frame) -> u64 {
+        (HEAD + self.rows * ROW) as u64 + u64::from(frame.at)
+    }
+
+    /// A frame as it is stored.
+    pub fn frame(&self, frame: Frame) -> Result<Vec<u8>, SnapshotError> {
+        let mut bytes = vec![0; frame.len as usize];
+        self.file.read_exact_at(&mut bytes, self.place(frame)).map_err(|e| self.io(e))?;
+        Ok(bytes)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Catalog {
+    packs: Vec<PathBuf>,
+    names: HashSet<PathBuf>,
+    /// The beginning of a digest, the pack's number, the row in its index.
+    rows: BTreeSet<(u64, u32, u32)>,
+    open: VecDeque<(u32, Arc<Pack>)>,
+}
+
+fn prefix(digest: &[u8]) -> u64 {
+    u64::from_be_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
+}
+
+impl Catalog {
+    /// Reads the indexes of all packs of a folder. What is no whole pack has no blobs; `fsck` tells.
+    pub fn read(folder: &Path) -> Result<Self, SnapshotError> {
+        let mut catalog = Self::default();
+        let io = |e| SnapshotError::io(folder.as_os_str().as_encoded_bytes(), e);
+        for entry in fs::read_dir(folder).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            if path.extension().is_none_or(|e| e != "pack") {
+                continue;
+            }
+            match Pack::open(path.clone()).and_then(|pack| pack.rows()) {
+                Ok(rows) => catalog.add_rows(&path, rows.iter().map(|b| prefix(b.digest.as_bytes()))),
+                Err(SnapshotError::Hostile(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(catalog)
+    }
+
+    fn add_rows(&mut self, path: &Path, prefixes: impl Iterator<Item = u64>) {
+        if self.names.insert(path.to_owned()) {
+            let number = self.packs.len() as u32;
+            self.packs.push(path.to_owned());
+            self.rows.extend(prefixes.zip(0..).map(|(prefix, row)| (prefix, number, row)));
+        }
+    }
+
+    /// Adds a pack by its index.
+    pub fn add(&mut self, path: &Path, head: &[u8], size: u64) -> Result<(), SnapshotError> {
+        let rows = head_rows(head)?;
+        debug_assert!(size >= (HEAD + rows * ROW) as u64);
+        self.add_rows(path, head[HEAD..].chunks_exact(ROW).map(prefix));
+        Ok(())
+    }
+
+    pub fn candidates(&self, digest: &Digest) -> Vec<(u32, u32)> {
+        let prefix = prefix(digest.as_bytes());
+        self.rows.range((prefix, 0, 0)..=(prefix, u32::MAX, u32::MAX)).map(|(_, pack, row)| (*pack, *row)).collect()
+    }
+
+    pub fn open(&mut self, number: u32) -> Result<Arc<Pack>, SnapshotError> {
+        if let Some((_, pack)) = self.open.iter().find(|(n, _)| *n == number) {
+            return Ok(pack.clone());
+        }
+        let pack = Arc::new(Pack::open(self.packs[number as usize].clone())?);
+        if self.open.len() >= OPEN_PACKS {
+            self.open.pop_front();
+        }
+        self.open.push_back((number, pack.clone()));
+        Ok(pack)
+    }
+}
