@@ -16,6 +16,7 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_override_that_nothing_can_follow_is_blocked_without_a_pod,
     e2e_override_with_the_recorded_output_succeeds_without_a_pod,
     e2e_command_that_declares_its_reads_affects_nothing_else,
+    e2e_outcome_stays_where_the_deciding_step_is_as_it_was,
 ];
 
 /// Records the agent, applies a fork of its run, and gives it when it has ended as planned, with the source as it was.
@@ -137,4 +138,30 @@ fn e2e_command_that_declares_its_reads_affects_nothing_else(place: &Place) -> Re
         fork.succeeds()?;
         fork.left(&["lint Completed Reexecuted"])
     })
+}
+
+/// A judge completed, and judged that the run failed.
+fn e2e_outcome_stays_where_the_deciding_step_is_as_it_was(place: &Place) -> Result<()> {
+    place.recording_account("by-hand")?;
+    let span = |id: &str, kind: &str, started: i64, text: &str| {
+        json!({"id": id, "opening": {"name": id, "kind": kind, "started": started},
+               "closing": {"status": "Completed", "verdict": "allow", "ended": started + 1, "output": {"text": text}}})
+    };
+    let spans = [span("work", "ToolCall", 1_000, "done"), span("judge", "GuardrailCheck", 2_000, "the answer is wrong")];
+    // An end without a beginning is no step.
+    let lone = json!({"id": "lone", "closing": {"status": "Completed", "verdict": "allow", "ended": 3_000}});
+    let finish = json!({"outcome": "Failed", "decided_by": "judge"});
+    place.record_ending(&place.token("by-hand")?, "judged", &[&spans[..], &[lone]].concat(), finish)?;
+    for (name, text) in [("other", "undone"), ("same", "done")] {
+        let output = json!([{"type": "ToolOutputOverride", "output": {"text": text}}]);
+        let fork = place.fork(&manifest(name, "judged", "work", output, json!({})))?;
+        fork.succeeds()?;
+        ensure!(outcomes(&fork)? == ("Failed".into(), "Failed".into()), "{name}: {:?}", outcomes(&fork)?);
+        let result = fork.object()?.status.unwrap_or_default().result.context("no result")?;
+        ensure!(result.overridden + result.reused == 2, "{name}: {result:?}");
+    }
+    let runs: Value = place.replay(&["runs"])?;
+    let judged = runs["runs"].as_array().into_iter().flatten().find(|run| run["name"] == "judged").context("no run")?;
+    ensure!(judged["spans"] == 2, "{judged}");
+    Ok(())
 }

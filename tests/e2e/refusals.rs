@@ -12,6 +12,7 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_fork_that_has_no_plan_says_field_value_and_remedy,
     e2e_wrong_or_edited_spec_is_refused_by_kubectl_apply,
     e2e_spec_that_is_nested_too_deep_is_refused_and_holds_up_no_other,
+    e2e_plan_reads_yaml_as_the_cluster_does,
     e2e_several_forks_in_a_file_are_planned_each_and_text_is_what_json_says,
     e2e_no_token_and_a_foreign_namespace_are_refused_with_the_way_in,
 ];
@@ -240,4 +241,25 @@ fn e2e_spec_that_is_nested_too_deep_is_refused_and_holds_up_no_other(place: &Pla
     let used = place.span(&fork.run()?, "use")?.span.output().map(|o| o.stdout.clone()).unwrap_or_default();
     ensure!(used == "[1.5,null,{\"a\":[null],\"é\":\"🦀\"}]\n", "{used:?}");
     Ok(())
+}
+
+/// YAML 1.1: `010` is eight, and `yes` is true.
+fn e2e_plan_reads_yaml_as_the_cluster_does(place: &Place) -> Result<()> {
+    let request = json!({"model": "m", "messages": [{"role": "user", "content": "well?"}]});
+    let run = place.recorded_by(&[
+        json!({"id": "ask", "opening": {"name": "ask", "kind": "LlmCall", "executor": {"type": "model", "provider": "p", "request": request}},
+            "closing": {"status": "Completed", "output": {"text": "well."}}}),
+    ])?;
+    let edit = json!([{"type": "ModelConfigEdit", "modelConfig": {"parameters": {"seed": "SEED", "stop": "STOP"}}}]);
+    let fork = |name: &str, seed: &str, stop: &str| {
+        manifest(name, &run, "ask", edit.clone(), json!({})).replace("\"SEED\"", seed).replace("\"STOP\"", stop)
+    };
+    let plain = place.plan(&fork("plain", "8", "true"))?;
+    for (seed, stop) in [("010", "yes"), ("0x8", "on")] {
+        let told = place.plan(&fork("plain", seed, stop))?;
+        ensure!(told.digest == plain.digest, "{seed} and {stop} are planned as something else than 8 and true");
+    }
+    let made = place.fork(&fork("made", "010", "yes"))?;
+    made.ends_as("Blocked")?;
+    made.agrees_with(&plain)
 }

@@ -13,6 +13,7 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_home_that_cant_be_written_is_replaced_and_the_run_says_so,
     e2e_what_the_uid_may_not_execute_ends_the_fork_with_path_and_uid,
     e2e_sandbox_that_the_cluster_refuses_ends_the_fork_in_its_words,
+    e2e_file_that_cant_be_read_is_named_by_the_step,
 ];
 
 fn ended(fork: &Fork, span: &str) -> Result<Closing> {
@@ -91,4 +92,11 @@ fn e2e_sandbox_that_the_cluster_refuses_ends_the_fork_in_its_words(place: &Place
     says(&ended(&fork, "lint")?.error.unwrap_or_default(), &["not reached", "CreateFailed"])?;
     let diff: Value = place.replay(&["diff", &fork.name])?;
     says(diff["summary"].as_str().unwrap_or_default(), &["Nothing differs in what the fork came to", "one step was not reached"])
+}
+
+fn e2e_file_that_cant_be_read_is_named_by_the_step(place: &Place) -> Result<()> {
+    place.record()?;
+    let fork = place.fork(&manifest("unread", AGENT, "lint", json!([script("lint", "chmod 000 auth/pool.py; echo done")]), json!({})))?;
+    fork.succeeds()?;
+    says(&ended(&fork, "lint")?.error.unwrap_or_default(), &["\"auth/pool.py\"", "can't be read", "the recorded workspace lacks it"])
 }

@@ -264,6 +264,14 @@ impl Place<'_> {
     /// # Errors
     /// What the api-server says.
     pub fn record_spans(&self, token: &str, run: &str, spans: &[Value]) -> Result<()> {
+        self.record_ending(token, run, spans, json!({"outcome": "Completed"}))
+    }
+
+    /// The same of a run that ends so.
+    ///
+    /// # Errors
+    /// What the api-server says.
+    pub fn record_ending(&self, token: &str, run: &str, spans: &[Value], finish: Value) -> Result<()> {
         let send = |path: &str, body: Value| -> Result<Value> {
             let answer = self.ask("POST", path, Some(token), Some(body))?;
             ensure!(answer.status == 200, "{path}: {} {}", answer.status, String::from_utf8_lossy(&answer.body));
@@ -273,7 +281,7 @@ impl Place<'_> {
         let created = send("/v1/runs", json!({"name": run, "agent": "by-hand", "environment": {"image": image}}))?;
         let id = created["id"].as_str().context("the run has no id")?.to_owned();
         send(&format!("/v1/runs/{id}/spans"), json!({"spans": spans}))?;
-        send(&format!("/v1/runs/{id}/finish"), json!({"outcome": "Completed"}))?;
+        send(&format!("/v1/runs/{id}/finish"), finish)?;
         send(&format!("/v1/runs/{id}/goodbye"), json!({}))?;
         self.sealed(run)
     }

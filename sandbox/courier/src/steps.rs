@@ -337,6 +337,14 @@ impl Walk<'_> {
         let changed = self.out.workspace.capture().await?;
         closing.verdict = span.verdict();
         closing.ended = now();
+        if let Some(first) = self.out.workspace.unread.first() {
+            let more = match self.out.workspace.unread.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let note = format!("{:?}{more} can't be read ({}), so the recorded workspace lacks it", first.path, first.why);
+            closing.error = Some(closing.error.take().map_or_else(|| note.clone(), |error| format!("{error}; {note}")));
+        }
         let (status, output) = (closing.status, closing.output.clone());
         let whole = stop.is_none() && unusable.is_none();
         let mut states = (Some(before), Some(self.out.workspace.now));

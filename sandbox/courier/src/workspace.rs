@@ -9,7 +9,8 @@ use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
 use replayfork_core::replay::{Workspace, WorkspaceChange};
 use replayfork_snapshot::{
-    Capturer, LocalStore, Nodes, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file, replay_paths, restore,
+    Capturer, LocalStore, Nodes, Skipped, SnapshotError, diff, footprint_content, parse_pack, path_bytes, path_text, put_file,
+    replay_paths, restore,
 };
 
 use crate::api::Api;
@@ -27,6 +28,8 @@ pub struct ForkWorkspace {
     /// Packs of the workspace as it was before anything was restored. Their blobs are at hand, so no later pack has them.
     unsent: Vec<PathBuf>,
     pub now: SnapshotRef,
+    /// Entries that the last look at the workspace could not read, so that `now` lacks them.
+    pub unread: Vec<Skipped>,
 }
 
 impl ForkWorkspace {
@@ -42,7 +45,18 @@ impl ForkWorkspace {
         });
         let now = captured.context("the workspace can't be read")?.snapshot;
         let nodes = Nodes::default();
-        Ok(Self { api, root: root.to_owned(), store, nodes, capturer, fetched: HashSet::new(), start: None, unsent, now })
+        Ok(Self {
+            api,
+            root: root.to_owned(),
+            store,
+            nodes,
+            capturer,
+            fetched: HashSet::new(),
+            start: None,
+            unsent,
+            now,
+            unread: Vec::new(),
+        })
     }
 
     /// Makes the workspace equal a recorded state.
@@ -94,6 +108,7 @@ impl ForkWorkspace {
                 self.api.put_pack(pack).await?;
             }
         }
+        self.unread = captured.skipped.into_iter().filter(|skipped| skipped.unread).collect();
         let before = std::mem::replace(&mut self.now, captured.snapshot);
         if before.content == self.now.content {
             return Ok(Vec::new());

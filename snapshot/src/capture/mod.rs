@@ -34,6 +34,8 @@ const THREADS: usize = 2;
 pub struct Skipped {
     pub path: String,
     pub why: String,
+    /// It is of a kind that snapshots hold, and could not be read.
+    pub unread: bool,
 }
 
 /// A snapshot that was taken.

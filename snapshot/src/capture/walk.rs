@@ -133,7 +133,7 @@ impl<'a, 'k> Walk<'a, 'k> {
     }
 
     fn skip(&self, path: &[u8], why: impl ToString) {
-        lock(&self.skipped).push(Skipped { path: crate::path_text(path), why: why.to_string() });
+        lock(&self.skipped).push(Skipped { path: crate::path_text(path), why: why.to_string(), unread: true });
     }
 
     /// Opens a directory and looks at it; its entries, or pieces of them, become tasks where there are many.
@@ -326,7 +326,8 @@ impl<'a, 'k> Walk<'a, 'k> {
                 }
             },
             (other, _, _) => {
-                self.skip(&folder.path_of(&name), format!("a {other:?} is not recorded"));
+                let (path, why) = (crate::path_text(&folder.path_of(&name)), format!("a {other:?} is not recorded"));
+                lock(&self.skipped).push(Skipped { path, why, unread: false });
                 skipped(name)
             }
         }
