@@ -63,7 +63,7 @@ fn show(found: &Forensics, screen: &mut Screen) {
         heading("blocked", screen);
         screen.line(&[(Colour::Yellow, &step(&group.root))]);
         for reason in &group.reasons {
-            screen.wrapped("      ", Colour::Plain, &text::reason(&reason.reason, &reason.message));
+            screen.wrapped("      ", Colour::Plain, &text::reason(reason.reason, &reason.message));
         }
         for blocked in &group.spans {
             let reasons: Vec<&str> = blocked.reasons.iter().map(|r| r.reason.as_str()).collect();
