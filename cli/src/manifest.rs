@@ -39,12 +39,14 @@ pub fn read(filename: &str) -> anyhow::Result<Vec<Manifest>> {
     let (mut forks, mut others) = (Vec::new(), Vec::new());
     for document in documents(&text) {
         let found = objects(&document).with_context(|| format!("{filename} can't be read"))?;
-        let alone = matches!(&found[..], [only] if !document.contains("\nitems:") && only["kind"] == "ReplayFork");
+        // JSON is read alike by everybody, and so is what this program writes.
+        let alone = found.len() == 1 && found[0]["kind"] == "ReplayFork" && serde_json::from_str::<Value>(&document).is_err();
+        let is_list = document.lines().any(|line| line.starts_with("items:"));
         for object in found {
             if object["kind"] == "ReplayFork" {
                 let text = |member: &str| object["metadata"][member].as_str().map(str::to_owned);
                 let (name, namespace) = (text("name").unwrap_or_default(), text("namespace"));
-                let text = if alone { document.clone() } else { object.to_string() };
+                let text = if alone && !is_list { document.clone() } else { object.to_string() };
                 forks.push(Manifest { name, namespace, object, text });
             } else {
                 others.push(object["kind"].to_string());
@@ -106,7 +108,8 @@ pub async fn admitted(client: &Client, manifest: &Manifest, namespace: &str) -> 
     let ask = |method: Method, path: String, content_type: &str| {
         Request::builder().method(method).uri(path).header("content-type", content_type).body(manifest.text.clone().into_bytes())
     };
-    let created = client.request::<Value>(ask(Method::POST, format!("{forks}{how}"), "application/yaml")?).await;
+    let form = if manifest.text.starts_with('{') && serde_json::from_str::<Value>(&manifest.text).is_ok() { "json" } else { "yaml" };
+    let created = client.request::<Value>(ask(Method::POST, format!("{forks}{how}"), &format!("application/{form}"))?).await;
     let answer = match created {
         // It exists: apply would change it.
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
