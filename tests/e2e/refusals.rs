@@ -190,6 +190,12 @@ fn e2e_several_forks_in_a_file_are_planned_each_and_text_is_what_json_says(place
         let said = answer.json()?;
         ensure!(answer.status == 400 && said["reason"] == "NulCharacter", "{path}: {} {said}", answer.status);
     }
+    // What is refused before anybody here has seen it is refused in the same form.
+    for (method, path, status) in [("GET", "/api/v1/runs?limit=abc", 400), ("GET", "/api/v1/runs/%ff", 400), ("PUT", "/api/v1/runs", 405)] {
+        let answer = place.ask(method, path, Some(&token), None)?;
+        let said = answer.json()?;
+        ensure!(answer.status == status && said["status"] == status && said["detail"] != "", "{method} {path}: {} {said}", answer.status);
+    }
     Ok(())
 }
 

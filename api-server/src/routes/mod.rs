@@ -65,6 +65,8 @@ async fn measure(State(app): State<App>, path: Option<MatchedPath>, request: Req
         let limit = app.config.max_request_bytes;
         let detail = format!("the request is larger than {limit} bytes; send less at once, or raise REPLAYFORK_MAX_REQUEST_BYTES");
         response = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "TooLarge", detail).into_response();
+    } else if response.status().is_client_error() && !said {
+        response = as_problem(response).await;
     }
     let status = response.status().as_u16();
     if ingest && status >= 400 {
@@ -72,6 +74,20 @@ async fn measure(State(app): State<App>, path: Option<MatchedPath>, request: Req
     }
     app.metrics.requests.get_or_create(&RequestLabels { route, method, status }).inc();
     response
+}
+
+/// What the framework refuses by itself (a parameter, an encoding, a method), in the form of all other errors.
+async fn as_problem(response: Response) -> Response {
+    let (parts, body) = response.into_parts();
+    let text = axum::body::to_bytes(body, 4096).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (reason, detail) = match parts.status {
+        StatusCode::METHOD_NOT_ALLOWED => ("MethodNotAllowed", "this address has other methods; the header Allow lists them".to_owned()),
+        _ => ("RequestInvalid", text),
+    };
+    let mut problem = ApiError::new(parts.status, reason, detail).into_response();
+    problem.headers_mut().extend(parts.headers.get(header::ALLOW).map(|allow| (header::ALLOW, allow.clone())));
+    problem
 }
 
 /// A JSON body; what can't be read is refused with the place.
