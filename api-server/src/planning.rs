@@ -5,6 +5,7 @@ mod part;
 use std::collections::BTreeMap;
 
 use deadpool_postgres::GenericClient;
+use replayfork_client::BLOBS_MISSING;
 use replayfork_client::fork::CloseReason;
 use replayfork_client::read::RunState;
 use replayfork_core::Digest;
@@ -80,7 +81,7 @@ async fn contents(client: &impl GenericClient, found: &Found, spec: &ForkSpec, i
         // What is not there is said by whoever needs it, with the patch that names it.
         match blobs::get(client, found.ns, &digest).await {
             Ok(content) => contents.insert(content),
-            Err(error) if error.reason == "BlobsMissing" => {}
+            Err(error) if error.reason == BLOBS_MISSING => {}
             Err(error) => return Err(error),
         }
     }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use replayfork_client::Problem;
+use replayfork_client::{BLOBS_MISSING, Problem};
 use replayfork_core::Digest;
 
 /// An error that a client sees: what was wrong, where, and what to do.
@@ -53,7 +53,7 @@ impl ApiError {
         missing.sort_unstable();
         missing.dedup();
         let detail = format!("{} blobs are not in the store, the first one {}; send them and try again", missing.len(), missing[0]);
-        Self { status: StatusCode::CONFLICT, reason: "BlobsMissing", detail, missing }
+        Self { status: StatusCode::CONFLICT, reason: BLOBS_MISSING, detail, missing }
     }
 }
 

@@ -14,8 +14,28 @@ pub struct Manifest {
     pub name: String,
     pub namespace: Option<String>,
     object: Value,
-    /// As the cluster gets it, who reads YAML in another way than this program: `yes` is true there, and `010` eight.
-    text: String,
+    text: Text,
+}
+
+/// As the cluster gets it, which reads YAML in another way than this program: `yes` is true there, and `010` eight.
+#[derive(Clone, Debug, PartialEq)]
+enum Text {
+    Json(String),
+    Yaml(String),
+}
+
+impl Text {
+    fn content_type(&self) -> &'static str {
+        match self {
+            Text::Json(_) => "application/json",
+            Text::Yaml(_) => "application/yaml",
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let (Text::Json(text) | Text::Yaml(text)) = self;
+        text.clone().into_bytes()
+    }
 }
 
 impl Manifest {
@@ -38,16 +58,10 @@ pub fn read(filename: &str) -> anyhow::Result<Vec<Manifest>> {
     };
     let (mut forks, mut others) = (Vec::new(), Vec::new());
     for document in documents(&text) {
-        let found = objects(&document).with_context(|| format!("{filename} can't be read"))?;
-        // JSON is read alike by everybody, and so is what this program writes.
-        let alone = found.len() == 1 && found[0]["kind"] == "ReplayFork" && serde_json::from_str::<Value>(&document).is_err();
-        let is_list = document.lines().any(|line| line.starts_with("items:"));
-        for object in found {
+        for (object, text) in objects(&document).with_context(|| format!("{filename} can't be read"))? {
             if object["kind"] == "ReplayFork" {
-                let text = |member: &str| object["metadata"][member].as_str().map(str::to_owned);
-                let (name, namespace) = (text("name").unwrap_or_default(), text("namespace"));
-                let text = if alone && !is_list { document.clone() } else { object.to_string() };
-                forks.push(Manifest { name, namespace, object, text });
+                let member = |name: &str| object["metadata"][name].as_str().map(str::to_owned);
+                forks.push(Manifest { name: member("name").unwrap_or_default(), namespace: member("namespace"), object, text });
             } else {
                 others.push(object["kind"].to_string());
             }
@@ -77,19 +91,23 @@ fn documents(text: &str) -> Vec<String> {
     documents
 }
 
-/// The objects of a document: none, one, or those of a List. JSON is read as such, since YAML knows no surrogate pairs.
-fn objects(document: &str) -> anyhow::Result<Vec<Value>> {
+/// The objects of a document: none, one, or those of a List, each with its text. JSON is read as such, since YAML knows no surrogate
+/// pairs.
+fn objects(document: &str) -> anyhow::Result<Vec<(Value, Text)>> {
+    let is_object = document.trim_start().starts_with('{');
     let json = || serde_json::Deserializer::from_str(document).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
-    let found = if document.trim_start().starts_with('{') {
-        json().or_else(|error| serde_yaml_ng::from_str(document).map(|yaml| vec![yaml]).map_err(|_| error))?
-    } else {
-        serde_yaml_ng::Deserializer::from_str(document).map(Value::deserialize).collect::<Result<Vec<_>, _>>()?
+    let (found, is_json) = match json() {
+        Ok(found) if is_object => (found, true),
+        Err(error) if is_object => (vec![serde_yaml_ng::from_str(document).map_err(|_| error)?], false),
+        _ => (serde_yaml_ng::Deserializer::from_str(document).map(Value::deserialize).collect::<Result<Vec<_>, _>>()?, false),
     };
-    let of_list = |object: Value| match &object["items"] {
-        Value::Array(items) if object["kind"] == "List" => items.clone(),
-        _ => vec![object],
+    let alone = found.len() == 1 && !is_json;
+    let of_one = |object: Value| match &object["items"] {
+        Value::Array(items) if object["kind"] == "List" => items.iter().map(|item| (item.clone(), Text::Json(item.to_string()))).collect(),
+        _ if alone => vec![(object, Text::Yaml(document.to_owned()))],
+        _ => vec![(object.clone(), Text::Json(object.to_string()))],
     };
-    Ok(found.into_iter().filter(|object| !object.is_null()).flat_map(of_list).collect())
+    Ok(found.into_iter().filter(|object| !object.is_null()).flat_map(of_one).collect())
 }
 
 /// Asks the cluster, as `kubectl apply` would, whether it takes the object; nothing is created. A caller who may plan but not
@@ -106,10 +124,9 @@ pub async fn admitted(client: &Client, manifest: &Manifest, namespace: &str) -> 
     let forks = format!("/apis/replayfork.dev/v1alpha1/namespaces/{namespace}/replayforks");
     let how = "?dryRun=All&fieldValidation=Strict&fieldManager=kubectl-replay";
     let ask = |method: Method, path: String, content_type: &str| {
-        Request::builder().method(method).uri(path).header("content-type", content_type).body(manifest.text.clone().into_bytes())
+        Request::builder().method(method).uri(path).header("content-type", content_type).body(manifest.text.bytes())
     };
-    let form = if manifest.text.starts_with('{') && serde_json::from_str::<Value>(&manifest.text).is_ok() { "json" } else { "yaml" };
-    let created = client.request::<Value>(ask(Method::POST, format!("{forks}{how}"), &format!("application/{form}"))?).await;
+    let created = client.request::<Value>(ask(Method::POST, format!("{forks}{how}"), manifest.text.content_type())?).await;
     let answer = match created {
         // It exists: apply would change it.
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {

@@ -10,7 +10,7 @@ pub mod read;
 pub mod run_id;
 
 pub use bytes::Bytes;
-pub use http::{ApiClient, ClientError, Reach, Token};
+pub use http::{ApiClient, BLOBS_MISSING, ClientError, Reach, Token};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -129,14 +129,17 @@ impl Recorder {
 
     async fn take(&self, run: Uuid, mut spans: Vec<SpanUpload>) -> Answer<Ingested> {
         let written = spans.iter().map(|s| i64::from(s.opening.is_some()) + i64::from(s.closing.is_some())).sum();
+        let mut is_now = Vec::with_capacity(spans.len());
         for span in &mut spans {
-            span.opening.iter_mut().filter(|opening| opening.started <= 0).for_each(|opening| opening.started = now());
-            span.closing.iter_mut().filter(|closing| closing.ended <= 0).for_each(|closing| closing.ended = now());
+            let (opening, closing) = (span.opening.as_mut(), span.closing.as_mut());
+            let begins = opening.filter(|opening| opening.started <= 0).map(|opening| opening.started = now());
+            let ends = closing.filter(|closing| closing.ended <= 0).map(|closing| closing.ended = now());
+            is_now.push((begins.is_some(), ends.is_some()));
         }
         // Said while the agent can still hear it.
         check::spans(&spans)?;
         check::paths(&spans, self.environment.workspace_root.as_deref())?;
-        for mut span in spans {
+        for (mut span, (begins, ends)) in spans.into_iter().zip(is_now) {
             if let Some(opening) = &mut span.opening {
                 {
                     let mut state = self.state.lock().await;
@@ -146,12 +149,15 @@ impl Recorder {
                 }
                 self.snapshot(run, &span.id, Edge::Before, opening.sees_workspace()).await?;
                 let mut state = self.state.lock().await;
-                opening.started = opening.started.max(state.last + 1);
+                // It begins once the workspace has been captured, and ends before it is again.
+                let started = if begins { now() } else { opening.started };
+                opening.started = started.max(state.last + 1);
                 state.last = opening.started;
             }
             if let Some(closing) = &mut span.closing {
                 let begun = span.opening.as_ref().map_or(0, |opening| opening.started);
-                closing.ended = closing.ended.max(begun);
+                let ended = if ends { now() } else { closing.ended };
+                closing.ended = ended.max(begun);
                 let sees_workspace = self.state.lock().await.runs.entry(run).or_insert_with(RunMemory::partial).ended(&span.id);
                 self.snapshot(run, &span.id, Edge::After, sees_workspace).await?;
             }

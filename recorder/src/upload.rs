@@ -1,18 +1,20 @@
 //! The uploader: sends the spool's items in order, again and again until they are acknowledged.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::future::Future;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use replayfork_client::ingest::{HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated, SnapshotBatch, SpanBatch};
-use replayfork_client::{ApiClient, ClientError};
+use replayfork_client::{ApiClient, Bytes, ClientError};
 use replayfork_core::Digest;
-use replayfork_snapshot::parse_pack;
+use replayfork_snapshot::{LocalStore, parse_pack};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use crate::spool::{Item, Spool};
 
+const PACKS: &str = "/v1/packs";
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
@@ -115,15 +117,7 @@ impl Uploader {
             Item::Snapshots { run, snapshots } => {
                 let batch = SnapshotBatch { snapshots: snapshots.clone() };
                 let path = format!("/v1/runs/{run}/snapshots");
-                match self.client.post::<Ingested>(&path, &batch).await {
-                    Err(ClientError::Problem(problem)) if problem.reason == "BlobsMissing" => {
-                        self.send_again(&problem.missing).await?;
-                        let _: Ingested = self.client.post(&path, &batch).await?;
-                    }
-                    other => {
-                        other?;
-                    }
-                }
+                let _: Ingested = self.with_blobs(|| self.client.post(&path, &batch)).await?;
             }
             Item::Finish { run, finish } => {
                 let _: Ingested = self.client.post(&format!("/v1/runs/{run}/finish"), finish).await?;
@@ -142,20 +136,17 @@ impl Uploader {
         let digests: Vec<Digest> = parse_pack(&bytes).map(|p| p.blobs.iter().map(|b| b.digest).collect()).unwrap_or_default();
         let answer: MissingBlobs = self.client.post("/v1/blobs/have", &HaveBlobs { digests }).await?;
         if !answer.missing.is_empty() {
-            let _: PackStored = self.client.put_bytes("/v1/packs", bytes.into()).await?;
+            let bytes = Bytes::from(bytes);
+            let _: PackStored = self.with_blobs(|| self.client.put_bytes(PACKS, bytes.clone())).await?;
         }
         Ok(())
     }
 
-    /// The store lost blobs that it once had: every pack that holds one is sent again.
-    async fn send_again(&self, missing: &[Digest]) -> Result<(), ClientError> {
-        let Ok(mut entries) = tokio::fs::read_dir(self.spool.packs()).await else { return Ok(()) };
-        while let Ok(Some(entry)) = entries.next_entry().await {
-            let Ok(bytes) = tokio::fs::read(entry.path()).await else { continue };
-            if parse_pack(&bytes).is_ok_and(|p| p.blobs.iter().any(|b| missing.contains(&b.digest))) {
-                let _: PackStored = self.client.put_bytes("/v1/packs", bytes.into()).await?;
-            }
-        }
-        Ok(())
+    /// A request that names blobs, with those that the server turns out to lack: it collects what nothing names, and a recorder that
+    /// was killed may have stored a pack and not said so.
+    async fn with_blobs<T, F: Future<Output = Result<T, ClientError>>>(&self, request: impl Fn() -> F) -> Result<T, ClientError> {
+        let store = OnceLock::new();
+        let pack_of = |digest: &Digest| store.get_or_init(|| LocalStore::open(&self.spool.packs()).ok()).as_ref()?.pack_of(digest);
+        self.client.with_blobs(PACKS, pack_of, request).await
     }
 }

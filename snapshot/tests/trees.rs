@@ -120,13 +120,8 @@ fn build(at: &Path, node: &Node) {
     }
 }
 
-fn clear(root: &Path) {
-    fs::remove_dir_all(root).unwrap();
-    fs::create_dir(root).unwrap();
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
     fn any_tree_comes_back_in_an_empty_folder_and_in_place_of_any_other(one in node(), other in node()) {
@@ -135,22 +130,22 @@ proptest! {
         let (first, then) = (place.capture(), list(&place.work));
         prop_assert_eq!(place.store.fsck().unwrap(), vec![]);
 
-        clear(&place.work);
+        place.clear();
         place.restore(None, &first);
         prop_assert_eq!(list(&place.work), then.clone(), "into an empty folder");
 
-        clear(&place.work);
+        place.clear();
         build(&place.work.join("t"), &other);
         place.restore(None, &first);
         prop_assert_eq!(list(&place.work), then.clone(), "in place of a tree of which nothing is known");
 
-        clear(&place.work);
+        place.clear();
         build(&place.work.join("t"), &other);
         let second = place.capture();
         place.restore(Some(&second), &first);
         prop_assert_eq!(list(&place.work), then.clone(), "in place of a tree that was captured");
 
-        clear(&place.work);
+        place.clear();
         build(&place.work.join("t"), &other);
         place.capturer.restore(&place.store, &first.node).unwrap();
         prop_assert_eq!(list(&place.work), then, "in place of a tree that is looked at first");
@@ -194,7 +189,7 @@ fn a_folder_too_deep_to_restore_is_reported_and_left_out() {
     let captured = place.capturer.capture(&place.store, &mut |_| Ok(())).unwrap();
     assert_eq!(captured.skipped.len(), 1);
     assert!(captured.skipped[0].why.contains("too deep"), "{:?}", captured.skipped);
-    clear(&place.work);
+    place.clear();
     place.restore(None, &captured.snapshot);
     assert_eq!(place.capture(), captured.snapshot);
 }
@@ -206,7 +201,7 @@ fn a_hole_stays_one() {
     file.set_len(64 << 20).unwrap();
     drop(file);
     let first = place.capture();
-    clear(&place.work);
+    place.clear();
     place.restore(None, &first);
     let meta = fs::metadata(place.work.join("sparse")).unwrap();
     assert_eq!(meta.len(), 64 << 20);

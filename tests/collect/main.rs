@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use deadpool_postgres::{GenericClient, Pool};
 use replayfork_api_server::problem::ApiError;
 use replayfork_api_server::store::{blobs, collect, namespace, payload, runs, snapshots, uploads};
+use replayfork_client::BLOBS_MISSING;
 use replayfork_client::ingest::{CreateRun, SnapshotUpload};
 use replayfork_core::Digest;
 use replayfork_core::model::SnapshotRef;
@@ -171,7 +172,7 @@ impl Writer {
                     self.promised.insert(id, (name, Promise::Workspace(tree)));
                     return Ok(());
                 }
-                Err(error) if error.reason == "BlobsMissing" => wanted.extend(error.missing),
+                Err(error) if error.reason == BLOBS_MISSING => wanted.extend(error.missing),
                 Err(error) => return Err(said(error)),
             }
         }

@@ -1,7 +1,7 @@
 //! Each type of patch on a real run, forks of forks, checks, and results that another fork left.
 
 use anyhow::{Context, Result, ensure};
-use replayfork_core::model::{Fidelity, Status};
+use replayfork_core::model::{Fidelity, SnapshotRef, Status};
 use replayfork_core::reason::Cause;
 use replayfork_tests::fork::{Fork, manifest, script};
 use replayfork_tests::place::{AGENT, Place};
@@ -18,6 +18,7 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_result_of_another_fork_stands_for_an_execution,
     e2e_gated_step_needs_approval_of_its_new_arguments,
     e2e_fork_of_an_imported_run_runs_commands_again_whose_inputs_nobody_knows,
+    e2e_workspace_that_a_long_step_found_is_there_when_it_ends,
 ];
 
 /// The output text of a span of a fork's run.
@@ -241,5 +242,19 @@ fn e2e_fork_of_an_imported_run_runs_commands_again_whose_inputs_nobody_knows(pla
     ensure!(said(&fork, "count")? == "1\n");
     let asked = place.span(&fork.run()?, "ask")?.span.closing.context("no closing")?;
     ensure!(asked.blocked.iter().any(|b| b.message.contains("IncompleteContract(input_bindings)")), "{asked:?}");
+    Ok(())
+}
+
+/// While the step runs no row names the patched workspace, and several collections pass.
+fn e2e_workspace_that_a_long_step_found_is_there_when_it_ends(place: &Place) -> Result<()> {
+    place.record()?;
+    let file = json!({"type": "FileContentOverride", "files": [{"path": "only-here", "content": "patched\n"}]});
+    let patches = json!([file, script("lint", "sleep 6; cat only-here; echo more >> only-here")]);
+    let fork = place.fork(&manifest("long", AGENT, "lint", patches, json!({})))?;
+    fork.succeeds()?;
+    let span = place.span(&fork.run()?, "lint")?.span;
+    let (before, after) = (span.snapshot_before.context("no state before")?, span.snapshot_after.context("no state after")?);
+    let read = |state: &SnapshotRef| place.file(&fork.run()?, &state.node.to_string(), "only-here");
+    ensure!(read(&before)? == b"patched\n" && read(&after)? == b"patched\nmore\n", "the workspaces around the step are others");
     Ok(())
 }

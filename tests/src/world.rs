@@ -19,6 +19,7 @@ use replayfork_test_cluster::kube::Kube;
 use replayfork_test_cluster::phase::phase;
 use replayfork_test_cluster::product::{Product, Profile};
 use replayfork_test_cluster::{Attached, Cluster, Options, workspace};
+use serde_json::json;
 
 use crate::until;
 
@@ -57,7 +58,9 @@ impl World {
         let archives = images.iter().map(|built| built.archive.clone()).collect();
         let cluster = Cluster::start(Options { gvisor: true, postgres: true, images: archives, state: None })?;
         let kube = cluster.kube()?.with(&product);
-        let install = Install::imported(cluster.database_url()?, namespaces);
+        // Blobs are collected all the time, so that whoever relies on one that nothing names yet is found out.
+        let values = json!({"blobs": {"collectIntervalSeconds": 1}});
+        let install = Install { values, ..Install::imported(cluster.database_url()?, namespaces) };
         phase("installing the chart", || install.run(&kube, &project))?;
         // Fails only where another part of this program was first.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();

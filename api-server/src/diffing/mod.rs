@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use deadpool_postgres::GenericClient;
 use replayfork_client::read::RunDiff;
-use replayfork_core::diff::{Compared, Diff, Matching, Print, Prints};
+use replayfork_core::diff::{Compared, Diff, Matching, Prints};
 use replayfork_core::model::{Fidelity, Span, SpanKind};
 
 use crate::problem::{ApiError, ApiResult};
@@ -26,12 +26,8 @@ pub async fn run_diff(client: &impl GenericClient, a: &Found, b: &Found) -> ApiR
     let right = records(client, b, &of_b, compared.listed().filter_map(|pair| pair.b)).await?;
     let mut diff = compared.describe(|place| &left[&place], |place| &right[&place]);
     let notes = files::add(client, a.ns, &by_id(&left), &by_id(&right), &mut diff).await?;
-    let related = root(a) == root(b);
-    // What a fork took over from the run that it is compared with, it did not do itself.
-    let taken = |place: usize| related && of_a.spans.get(place) == of_b.spans.get(place) && of_a.id(place) == of_b.id(place);
-    let fate = |(place, print): (usize, &Print)| (if taken(place) { Fidelity::Recorded } else { print.fidelity }, print.kind);
-    let fates: Vec<_> = of_b.spans.iter().enumerate().map(fate).collect();
-    Ok(describe(a, b, related, diff, &fates, notes))
+    let fates = compared.fates(&of_a, &of_b);
+    Ok(describe(a, b, root(a) == root(b), diff, &fates, notes))
 }
 
 fn root(found: &Found) -> i64 {

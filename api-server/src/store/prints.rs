@@ -15,10 +15,10 @@ use crate::store::{snapshots, spans};
 /// # Errors
 /// What the database says.
 pub async fn of(client: &impl GenericClient, found: &Found) -> ApiResult<Prints> {
-    if found.run.state != RunState::Sealed {
-        return Ok(Prints::of(spans::all(client, found).await?.iter()));
-    }
-    let Some(base) = found.base_rid else { return stored(client, found).await };
+    let Some(base) = found.base_rid else {
+        let sealed = found.run.state == RunState::Sealed;
+        return if sealed { stored(client, found).await } else { Ok(Prints::of(spans::all(client, found).await?.iter())) };
+    };
     let mut prints = stored(client, &runs::by_rid(client, base).await?).await?;
     let own = client.query("SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL", &[&found.rid]).await?;
     let own: Vec<String> = own.iter().map(|row| row.get(0)).collect();

@@ -236,6 +236,9 @@ pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiRes
     }
 }
 
+/// Steps of the run of an UPDATE: an end without a beginning is none.
+const STEPS: &str = "(SELECT count(*) FROM spans s WHERE s.rid = runs.rid AND s.ord IS NOT NULL)";
+
 /// Finishes and seals a recorded run. Said twice, the first time stands.
 ///
 /// # Errors
@@ -265,8 +268,7 @@ pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &F
     let ended = if request.ended == 0 { now } else { request.ended };
     client
         .execute(
-            "UPDATE runs SET state = 'sealed', outcome = $2, decided_by = $3, ended = $4,
-               spans = (SELECT count(*) FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL) WHERE rid = $1",
+            &format!("UPDATE runs SET state = 'sealed', outcome = $2, decided_by = $3, ended = $4, spans = {STEPS} WHERE rid = $1"),
             &[&rid, &request.outcome.code(), &decided_by, &ended],
         )
         .await?;
@@ -315,11 +317,13 @@ pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<Vec<Spent>
     let canceled = Status::Canceled.code();
     let rows = client
         .query(
-            "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1,
-               spans = (SELECT count(*) FROM spans s WHERE s.rid = runs.rid AND s.ord IS NOT NULL), labels = labels || '{\"replayfork.dev/aborted\": \"true\"}'
+            &format!(
+                "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1, spans = {STEPS},
+               labels = labels || jsonb_build_object('replayfork.dev/aborted', 'true')
              WHERE kind = 'recorded' AND state IN ('open', 'finished')
                AND (last_at < now() - interval '24 hours' OR (goodbye_at IS NOT NULL AND last_at < now() - interval '10 minutes'))
-             RETURNING rid",
+             RETURNING rid"
+            ),
             &[&canceled],
         )
         .await?;

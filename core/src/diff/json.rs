@@ -94,40 +94,17 @@ fn same_number(a: &Number, b: &Number) -> bool {
     a == b || number(a) == number(b)
 }
 
-/// A text that only values that are the [`same`] have.
-pub(super) fn canonical(value: &Value) -> String {
-    fn write(value: &Value, out: &mut String) {
-        match value {
-            Value::Number(n) => match number(n) {
-                Exact::Integer(n) => out.push_str(&n.to_string()),
-                Exact::Double(bits) => out.push_str(&format!("{bits:016x}d")),
-            },
-            Value::Array(items) => {
-                out.push('[');
-                items.iter().for_each(|item| {
-                    write(item, out);
-                    out.push(',');
-                });
-                out.push(']');
-            }
-            Value::Object(members) => {
-                let mut sorted: Vec<_> = members.iter().collect();
-                sorted.sort_unstable_by_key(|(key, _)| *key);
-                out.push('{');
-                for (key, member) in sorted {
-                    out.push_str(&Value::String(key.clone()).to_string());
-                    out.push(':');
-                    write(member, out);
-                    out.push(',');
-                }
-                out.push('}');
-            }
-            other => out.push_str(&other.to_string()),
-        }
+/// The value with each number in one form, so that values which are the [`same`] have one digest.
+pub(super) fn normal(value: &Value) -> Value {
+    match value {
+        Value::Number(n) => match number(n) {
+            Exact::Integer(i) => Number::from_i128(i).map_or_else(|| value.clone(), Value::Number),
+            Exact::Double(_) => value.clone(),
+        },
+        Value::Array(items) => items.iter().map(normal).collect(),
+        Value::Object(members) => members.iter().map(|(key, member)| (key.clone(), normal(member))).collect(),
+        other => other.clone(),
     }
-    let mut text = String::new();
-    write(value, &mut text);
-    text
 }
 
 struct Walk {

@@ -247,6 +247,16 @@ impl Compared {
         self.listed.iter().map(|&at| self.pairs[at])
     }
 
+    /// Where each result of the second run is from, with its kind; what that run took over from the first counts as recorded.
+    pub fn fates(&self, a: &Prints, b: &Prints) -> Vec<(Fidelity, SpanKind)> {
+        let of_pair = |pair: &Pair| {
+            let y = &b.spans[pair.b?];
+            let taken = self.matching == Matching::Lineage && pair.a.is_some_and(|i| y.is_taken_from(&a.spans[i]));
+            Some((if taken { Fidelity::Recorded } else { y.fidelity }, y.kind))
+        };
+        self.pairs.iter().filter_map(of_pair).collect()
+    }
+
     pub fn counts(&self) -> Counts {
         self.counts
     }

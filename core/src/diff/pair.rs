@@ -97,7 +97,7 @@ pub(super) fn compare(matching: Matching, pair: &Pair, a: &Prints, b: &Prints, w
         // Unrelated runs have other hosts and pods in their environment, so that it alone says nothing.
         env: matching == Matching::Lineage && x.env != y.env,
         verdict: x.verdict != y.verdict,
-        ran: y.fidelity != Fidelity::Recorded && x != y,
+        ran: y.fidelity != Fidelity::Recorded && !y.is_taken_from(x),
         moved: pair.moved,
         renamed: x.name != y.name,
         ..Found::default()

@@ -78,8 +78,8 @@ fn asked(span: &Span) -> Half {
         Some(Executor::FileWrite { path, content, executable }) => json!(["write", path, content, executable]),
         Some(Executor::Model { provider, request }) => json!(["model", provider, request]),
     };
-    let hasher = Hasher::new("asked").part("executor", json::canonical(&executor).as_bytes());
-    half(&hasher.part("arguments", json::canonical(&opening.arguments).as_bytes()).finish())
+    let hasher = Hasher::new("asked").json("executor", &json::normal(&executor));
+    half(&hasher.json("arguments", &json::normal(&opening.arguments)).finish())
 }
 
 /// Whether two steps were asked the same.
@@ -106,7 +106,7 @@ impl Print {
     fn of(span: &Span, parent: u32) -> Self {
         let (opening, closing) = (&span.opening, span.closing.as_ref());
         let tokens = closing.map_or((None, None), |c| (c.input_tokens, c.output_tokens));
-        let name = half(&Digest::of(opening.name.as_bytes()));
+        let [name @ .., _, _, _, _, _, _, _, _] = half(&Digest::of(opening.name.as_bytes()));
         Self {
             parent,
             kind: opening.kind,
@@ -114,7 +114,7 @@ impl Print {
             verdict: span.verdict(),
             fidelity: span.fidelity,
             has_executor: opening.executor.is_some(),
-            name: u64::from_le_bytes([name[0], name[1], name[2], name[3], name[4], name[5], name[6], name[7]]),
+            name: u64::from_le_bytes(name),
             asked: asked(span),
             gave: gave(span),
             env: env(span),
@@ -130,6 +130,11 @@ impl Print {
 }
 
 impl Print {
+    /// A fork took this over from the other run as it is: it did not do it itself.
+    pub(super) fn is_taken_from(&self, other: &Self) -> bool {
+        self == other
+    }
+
     fn codes(&self) -> u32 {
         let codes = [self.kind.code(), self.status.code(), self.verdict.code(), self.fidelity.code()];
         u32::from_le_bytes(codes.map(|code| code as u8))

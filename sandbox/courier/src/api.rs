@@ -11,6 +11,8 @@ use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
 use replayfork_client::{ApiClient, Bytes, ClientError, Reach, Token};
 use replayfork_core::Digest;
 use replayfork_snapshot::{LocalStore, SnapshotError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -147,9 +149,23 @@ impl Api {
         Ok(answer.missing)
     }
 
-    pub async fn put_pack(&self, pack: Vec<u8>) -> Result<(), ClientError> {
+    /// Posts until it is answered, with the blobs that it names where the store lacks any.
+    async fn post_with_blobs<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        path: &str,
+        body: &impl Serialize,
+        store: &LocalStore,
+    ) -> Result<T, ClientError> {
+        let packs = self.path("packs");
+        let post = || self.client.post(path, body);
+        until_answered(what, || self.client.with_blobs(&packs, |digest| store.pack_of(digest), post)).await
+    }
+
+    pub async fn put_pack(&self, pack: Vec<u8>, store: &LocalStore) -> Result<(), ClientError> {
         let (path, pack) = (self.path("packs"), Bytes::from(pack));
-        let _: PackStored = until_answered("pack", || self.client.put_bytes(&path, pack.clone())).await?;
+        let put = || self.client.put_bytes(&path, pack.clone());
+        let _: PackStored = until_answered("pack", || self.client.with_blobs(&path, |digest| store.pack_of(digest), put)).await?;
         Ok(())
     }
 
@@ -158,14 +174,12 @@ impl Api {
         until_answered("begin", || self.client.post(&path, begin)).await
     }
 
-    pub async fn end(&self, span: &str, end: &EndSpan) -> Result<(), ClientError> {
-        let path = self.span(span, "end");
-        until_answered("end", || self.client.post(&path, end)).await
+    pub async fn end(&self, span: &str, end: &EndSpan, store: &LocalStore) -> Result<(), ClientError> {
+        self.post_with_blobs("end", &self.span(span, "end"), end, store).await
     }
 
-    pub async fn reused(&self, states: &ReusedSnapshots) -> Result<(), ClientError> {
-        let path = self.path("snapshots");
-        until_answered("snapshots", || self.client.post(&path, states)).await
+    pub async fn reused(&self, states: &ReusedSnapshots, store: &LocalStore) -> Result<(), ClientError> {
+        self.post_with_blobs("snapshots", &self.path("snapshots"), states, store).await
     }
 
     pub async fn close(&self, close: &CloseFork) -> Result<ForkResult, ClientError> {

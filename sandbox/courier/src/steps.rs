@@ -240,7 +240,7 @@ impl Walk<'_> {
     }
 
     async fn end(&self, index: usize, end: &EndSpan) -> Result<(), ClientError> {
-        self.out.api.end(&self.fork.source.spans[index].id, end).await
+        self.out.api.end(&self.fork.source.spans[index].id, end, self.out.workspace.store()).await
     }
 
     async fn override_with(&mut self, index: usize, before: SnapshotRef, output: Output) -> anyhow::Result<()> {
@@ -406,6 +406,7 @@ impl Walk<'_> {
         if as_recorded(span.snapshot_before, before) && as_recorded(span.snapshot_after, now) {
             return Ok(());
         }
-        self.out.api.reused(&ReusedSnapshots { span: span.id.clone(), snapshot_before: before, snapshot_after: now }).await
+        let states = ReusedSnapshots { span: span.id.clone(), snapshot_before: before, snapshot_after: now };
+        self.out.api.reused(&states, self.out.workspace.store()).await
     }
 }

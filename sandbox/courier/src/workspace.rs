@@ -33,6 +33,11 @@ pub struct ForkWorkspace {
 }
 
 impl ForkWorkspace {
+    /// Blobs of all states that were fetched or captured.
+    pub fn store(&self) -> &LocalStore {
+        &self.store
+    }
+
     /// # Errors
     /// The folders can't be used.
     pub fn open(api: Api, root: &Path, scratch: &Path) -> anyhow::Result<Self> {
@@ -105,7 +110,7 @@ impl ForkWorkspace {
             let pack = std::fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
             let digests = parse_pack(&pack).map_err(SnapshotError::from)?.blobs.iter().map(|b| b.digest).collect();
             if !self.api.missing(digests).await?.is_empty() {
-                self.api.put_pack(pack).await?;
+                self.api.put_pack(pack, &self.store).await?;
             }
         }
         self.unread = captured.skipped.into_iter().filter(|skipped| skipped.unread).collect();

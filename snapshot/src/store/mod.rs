@@ -33,7 +33,7 @@ pub trait Blobs {
 /// Captures and restores share a store by reference, also from several threads. What another process adds is seen when the store
 /// is opened; blobs that two processes store at once are stored twice, which does no harm.
 ///
-/// Packs survive the death of their writer as soon as they are stored, and the machine's once [`LocalStore::sync`] has returned.
+/// Packs survive the death of their writer as soon as they are stored; nothing is synced, since a store lives no longer than its pod.
 pub struct LocalStore {
     folder: PathBuf,
     catalog: Mutex<Option<Catalog>>,
@@ -86,6 +86,12 @@ impl LocalStore {
             *catalog = Some(Catalog::read(&self.folder)?);
         }
         f(catalog.as_mut().expect("read just now"))
+    }
+
+    /// The file of a pack that holds a blob.
+    pub fn pack_of(&self, digest: &Digest) -> Option<PathBuf> {
+        let place = self.find(digest).ok().flatten()?;
+        Some(self.pack(place.pack).ok()?.path.clone())
     }
 
     /// Whether the store has a blob. A pack that can't be read has none.
@@ -201,16 +207,6 @@ impl LocalStore {
             }
         }
         Ok(())
-    }
-
-    /// Makes everything that was stored until now survive a loss of power.
-    ///
-    /// # Errors
-    /// What the file system says.
-    pub fn sync(&self) -> Result<(), SnapshotError> {
-        let io = |e| SnapshotError::io(self.folder.as_os_str().as_encoded_bytes(), e);
-        let folder = fs::File::open(&self.folder).map_err(io)?;
-        rustix::fs::syncfs(&folder).map_err(|e| io(e.into()))
     }
 
     /// How many packs there are.

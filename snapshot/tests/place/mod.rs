@@ -24,6 +24,11 @@ impl Place {
         Self { capturer: Capturer::new(&work), work, store, nodes: Nodes::default(), _temporary: temporary }
     }
 
+    pub fn clear(&self) {
+        fs::remove_dir_all(&self.work).unwrap();
+        fs::create_dir(&self.work).unwrap();
+    }
+
     pub fn capture(&mut self) -> SnapshotRef {
         self.capturer.capture(&self.store, &mut |_| Ok(())).unwrap().snapshot
     }

@@ -160,9 +160,7 @@ async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, 
     }
     let source = runs::by_rid(client, source_rid).await?;
     debug_assert_eq!(source.run.state, RunState::Sealed);
-    let base = source.base_rid.unwrap_or(source.rid);
-    let all: i64 = client.query_one("SELECT count(*) FROM spans WHERE rid = $1 AND ord IS NOT NULL", &[&base]).await?.get(0);
-    result.reused += all - rows.len() as i64;
+    result.reused += source.run.spans - rows.len() as i64;
     result.source_outcome = source.run.outcome;
     if matches!(result.reason, CloseReason::Succeeded | CloseReason::Blocked) {
         let fork = runs::by_rid(client, fork_rid).await?;
