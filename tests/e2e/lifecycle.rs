@@ -68,9 +68,10 @@ fn has_run(place: &Place, run: &str) -> Result<bool> {
 
 fn e2e_deleting_a_fork_removes_its_objects_and_its_run_goes_only_if_asked(place: &Place) -> Result<()> {
     place.record()?;
-    let patches = json!([script("lint", "true")]);
-    let kept = place.fork(&manifest("kept", AGENT, "lint", patches.clone(), json!({})))?;
-    let gone = place.fork(&manifest("gone", AGENT, "lint", patches, json!({"deletionPolicy": "DeleteRun"})))?;
+    // Two commands: were they one, either could have its result from the other, and that run would be needed.
+    let kept = place.fork(&manifest("kept", AGENT, "lint", json!([script("lint", "echo kept")]), json!({})))?;
+    let more = json!({"deletionPolicy": "DeleteRun"});
+    let gone = place.fork(&manifest("gone", AGENT, "lint", json!([script("lint", "echo gone")]), more))?;
     for fork in [&kept, &gone] {
         fork.succeeds()?;
         ensure!(fork.jobs()?.len() == 1 && fork.policies()?.len() == 1, "{} has lost its objects too early", fork.name);

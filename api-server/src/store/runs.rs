@@ -334,7 +334,7 @@ pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<Vec<Spent>
 /// Deletes a run: its rows go, a tombstone stays, so that batches sent again revive nothing.
 ///
 /// # Errors
-/// 409 naming the forks that need it.
+/// 409 naming the runs that need it: forks of it, and those that reuse its results.
 pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()> {
     let rid = found.rid;
     client.execute("SELECT 1 FROM runs WHERE rid = $1 FOR UPDATE", &[&rid]).await?;
@@ -344,7 +344,11 @@ pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()>
         let names: Vec<String> = needing.iter().map(|r| r.get(0)).collect();
         return Err(ApiError::conflict(
             "RunNeeded",
-            format!("run {:?} is needed by its forks ({}); delete these first", found.run.name, names.join(", ")),
+            format!(
+                "run {:?} is needed by runs that are forks of it or reuse its results ({}); delete these first",
+                found.run.name,
+                names.join(", ")
+            ),
         ));
     }
     for table in ["spans", "span_events", "span_edges", "segments", "snapshots", "run_graphs", "run_deps", "results"] {
