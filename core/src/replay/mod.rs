@@ -193,7 +193,10 @@ impl<'a> Replay<'a> {
             for file in fork.patches.files.get(&target).into_iter().flatten() {
                 changes.push(WorkspaceChange::File { path: file.path.clone(), content: file.content.clone(), executable: file.executable });
                 self.known_again(std::slice::from_ref(&file.path));
-                self.touched.insert(file.path.clone());
+                // What the record has there already is no change.
+                if file.same != Some(true) {
+                    self.touched.insert(file.path.clone());
+                }
             }
         }
         changes

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::build::{Recorded, Step, env, file, on, output, reads, run, says, script_that_sees, sh, writes};
+use crate::build::{Recorded, Step, asks, env, file, on, output, reads, run, says, script_that_sees, sh, writes};
 use replayfork_core::model::{ReplayPolicy, SpanKind};
 
 /// Two commands at once that may see each other's files.
@@ -215,4 +215,18 @@ fn steps_that_see_no_files_overlap_without_being_a_group() {
         .step("b", sh("echo 1 > b"))
         .recorded();
     run.fork("a", json!([env("V", "1")])).tells(&["a: will run (PatchedInput) -> ran"]).has("b", "1");
+}
+
+#[test]
+fn a_file_patch_of_what_is_there_already_is_no_change_amid_them_either() {
+    let run = run(&[("in", "0")])
+        .step("first", sh("cat in").env("V", "0").sees(&["in"], &[]))
+        .step("a", sh("echo 1 > a").sees(&[], &["a"]).through(2))
+        .step("ask", asks("hi").inputs_unknown())
+        .step("b", sh("echo 1 > b").sees(&[], &["b"]))
+        .recorded();
+    run.fork("first", json!([file("in", "0"), env("V", "1")])).tells(&[
+        "first: will run (PatchedInput) -> ran",
+        "ask: may be blocked (DependencyUnknown ModelBlocked IncompleteContract) -> reused",
+    ]);
 }

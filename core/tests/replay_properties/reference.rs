@@ -155,7 +155,7 @@ impl<'a> Reference<'a> {
                 let content = String::from_utf8(file.content.to_vec()).unwrap();
                 set(&mut self.end.files, &file.path, Some(&Entry::File { content, executable: file.executable }));
                 self.end.unknown.remove(&file.path);
-                self.touched = true;
+                self.touched |= file.same != Some(true);
             }
         }
     }
