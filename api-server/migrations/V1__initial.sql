@@ -171,14 +171,22 @@ CREATE TABLE snapshots (
 
 CREATE INDEX snapshots_by_content ON snapshots (content);
 
+-- The folder of an object store that is this database's.
+CREATE TABLE database_identity (id uuid NOT NULL DEFAULT gen_random_uuid());
+INSERT INTO database_identity DEFAULT VALUES;
+
 -- Packs of blobs. No foreign key and no index from blobs to packs: collection walks packs.
 CREATE TABLE packs (
   ns int NOT NULL,
   pack bigint GENERATED ALWAYS AS IDENTITY,
   size int NOT NULL,
-  data bytea NOT NULL,
-  PRIMARY KEY (ns, pack)
+  data bytea,
+  -- In an object store: a name below the folder of this database, which begins with the transaction that wrote it.
+  object text COLLATE "C",
+  PRIMARY KEY (ns, pack),
+  CHECK ((data IS NULL) <> (object IS NULL))
 );
+CREATE UNIQUE INDEX packs_by_object ON packs (object) WHERE object IS NOT NULL;
 ALTER TABLE packs ALTER data SET STORAGE EXTERNAL;
 
 CREATE TABLE blobs (

@@ -41,6 +41,7 @@ async fn main() -> anyhow::Result<()> {
 
     let pool = db::pool(&config.database_url, config.database_ca.as_deref().filter(|ca| !ca.is_empty()), config.database_connections)?;
     wait_for_database(&pool).await?;
+    let packs = store::Packs::open(&pool.get().await?, &config.blob_store, std::env::vars()).await?;
     let cluster = match config.auth_mode {
         AuthMode::Kubernetes => {
             Some(kube::Client::try_default().await.context("no cluster to check tokens with; set REPLAYFORK_AUTH_MODE=None on a laptop")?)
@@ -51,7 +52,7 @@ async fn main() -> anyhow::Result<()> {
         }
     };
     let endpoints = Endpoints::load(config.endpoints_file.as_deref())?;
-    let app = App::new(config.clone(), pool, Authenticator::new(cluster), endpoints);
+    let app = App::new(config.clone(), pool, packs, Authenticator::new(cluster), endpoints);
     tokio::spawn(housekeeping(app.clone()));
     tokio::spawn(collecting(app.clone()));
 
@@ -119,7 +120,7 @@ async fn collecting(app: App) {
     loop {
         tokio::time::sleep(interval).await;
         let Ok(mut client) = app.db().await else { continue };
-        match store::collect::cycle(&mut client, PATIENCE).await {
+        match store::collect::cycle(&mut client, &app.packs, PATIENCE).await {
             Ok(None) => {}
             Ok(Some(collected)) => {
                 app.metrics.blobs_collected.inc_by(collected.blobs);
@@ -129,6 +130,7 @@ async fn collecting(app: App) {
                         blobs = collected.blobs,
                         packs = collected.packs,
                         rewritten = collected.rewritten,
+                        objects = collected.objects,
                         bytes = collected.bytes,
                         "collected blobs that nothing names"
                     );

@@ -79,7 +79,7 @@ async fn contents(client: &impl GenericClient, found: &Found, spec: &ForkSpec, i
     let mut contents = Contents::default();
     for digest in named(spec, inherited) {
         // What is not there is said by whoever needs it, with the patch that names it.
-        match blobs::get(client, found.ns, &digest).await {
+        match blobs::get(client, &found.ns, &digest).await {
             Ok(content) => contents.insert(content),
             Err(error) if error.reason == BLOBS_MISSING => {}
             Err(error) => return Err(error),
@@ -98,7 +98,7 @@ pub async fn source(client: &impl GenericClient, found: &Found) -> ApiResult<Sou
     let spans = spans::all(client, found).await?;
     let mut trees = Trees::default();
     let states: Vec<Digest> = spans.iter().flat_map(|s| [s.snapshot_before, s.snapshot_after]).flatten().map(|s| s.node).collect();
-    trees.load(client, found.ns, states).await?;
+    trees.load(client, &found.ns, states).await?;
     let bare = Source::new(found.run.environment.clone(), spans, BTreeMap::new());
     let through = seen_through_links(&bare, |state, patterns| {
         Ok::<_, ApiError>(replayfork_snapshot::seen_through_links(&mut trees.nodes, &mut Loaded, &state.node, patterns)?)
@@ -119,7 +119,7 @@ async fn facts(client: &impl GenericClient, found: &Found, source: &Source, need
     let mut trees = Trees::default();
     let befores = needed.files.iter().map(|(_, before, _)| before).chain(needed.snapshots.iter().map(|(_, before, _)| before));
     let roots: Vec<Digest> = befores.flatten().map(|s| s.node).collect();
-    trees.load(client, found.ns, roots).await?;
+    trees.load(client, &found.ns, roots).await?;
     for (target, before, files) in needed.files {
         let of_target = facts.files.entry(source.spans[target].id.clone()).or_default();
         for file in files {
@@ -135,8 +135,8 @@ async fn facts(client: &impl GenericClient, found: &Found, source: &Source, need
         }
     }
     for (target, before, content) in needed.snapshots {
-        let Some((state, _)) = snapshots::by_content(client, found.ns, &content).await? else { continue };
-        trees.load(client, found.ns, [state.node]).await?;
+        let Some((state, _)) = snapshots::by_content(client, found.ns.number, &content).await? else { continue };
+        trees.load(client, &found.ns, [state.node]).await?;
         let changed = before.map(|before| changed_paths(&mut trees, &before, &state)).transpose()?;
         facts.snapshots.insert(source.spans[target].id.clone(), SnapshotFact { state, changed });
     }

@@ -12,6 +12,7 @@ use crate::config::{AuthMode, Config};
 use crate::endpoints::Endpoints;
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, ApiResult};
+use crate::store::Packs;
 
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
@@ -19,6 +20,7 @@ pub struct App(Arc<Inner>);
 pub struct Inner {
     pub config: Config,
     pub pool: Pool,
+    pub packs: Packs,
     pub auth: Authenticator,
     pub endpoints: Endpoints,
     pub metrics: Metrics,
@@ -33,8 +35,8 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    pub fn new(config: Config, pool: Pool, auth: Authenticator, endpoints: Endpoints) -> Self {
-        Self(Arc::new(Inner { config, pool, auth, endpoints, metrics: Metrics::default() }))
+    pub fn new(config: Config, pool: Pool, packs: Packs, auth: Authenticator, endpoints: Endpoints) -> Self {
+        Self(Arc::new(Inner { config, pool, packs, auth, endpoints, metrics: Metrics::default() }))
     }
 
     /// # Errors

@@ -1,6 +1,8 @@
-//! Collection of blobs beside four writers, on a real Postgres: nothing that anybody names is ever lost, and all else goes.
+//! Collection of blobs beside four writers, on a real Postgres, wherever packs lie: nothing that anybody names is ever lost, and all
+//! else goes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,13 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use deadpool_postgres::{GenericClient, Pool};
 use replayfork_api_server::problem::ApiError;
-use replayfork_api_server::store::{blobs, collect, namespace, payload, runs, snapshots, uploads};
+use replayfork_api_server::store::{Namespace, Packs, blobs, collect, namespace, payload, runs, snapshots, uploads};
 use replayfork_client::BLOBS_MISSING;
 use replayfork_client::ingest::{CreateRun, SnapshotUpload};
 use replayfork_core::Digest;
 use replayfork_core::model::SnapshotRef;
 use replayfork_snapshot::{BlobKind, Directory, Entry, Kind, PackBuilder};
-use replayfork_tests::postgres;
+use replayfork_tests::{postgres, s3};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -107,7 +109,7 @@ enum Promise {
 
 struct Writer {
     pool: Pool,
-    ns: i32,
+    ns: Namespace,
     choices: Choices,
     promised: HashMap<Uuid, (String, Promise)>,
     uploaded: Vec<(Digest, Vec<u8>)>,
@@ -147,7 +149,7 @@ impl Writer {
     /// As recorders do: asks what is there, sends the rest, then says that a run has this workspace; whatever is said to be missing is
     /// sent again. Or a payload that is a blob of its own.
     async fn record(&mut self, large_payload: bool) -> Result<()> {
-        let (id, rid, name) = create(&self.pool.get().await?, self.ns).await?;
+        let (id, rid, name) = create(&self.pool.get().await?, self.ns.number).await?;
         if large_payload {
             let value = json!({"output": "x".repeat(70_000), "n": self.choices.below(CONTENTS)});
             let mut client = self.pool.get().await?;
@@ -157,14 +159,14 @@ impl Writer {
             let sql = "INSERT INTO spans (rid, span_id, rev, status, pay_rid, in_len, in_blob) VALUES ($1, 's', 1, 1, $1, $2, $3)";
             tx.execute(sql, &[&rid, &place.len, &place.blob]).await?;
             dawdle(&tx, &mut self.choices).await?;
-            writer.finish(&tx, self.ns, rid).await.map_err(said)?;
+            writer.finish(&tx, &self.ns, rid).await.map_err(said)?;
             tx.commit().await?;
             self.promised.insert(id, (name, Promise::Payload(place, value)));
             return Ok(());
         }
         let tree = Tree::random(&mut self.choices);
         let all: Vec<Digest> = tree.blobs.keys().copied().collect();
-        let mut wanted = blobs::missing(&self.pool.get().await?, self.ns, &all).await.map_err(said)?;
+        let mut wanted = blobs::missing(&self.pool.get().await?, self.ns.number, &all).await.map_err(said)?;
         for _ in 0..20 {
             dawdle(&self.pool.get().await?, &mut self.choices).await?;
             match self.send(rid, &tree, &wanted).await {
@@ -184,13 +186,13 @@ impl Writer {
         let mut client = self.pool.get().await.map_err(|e| ApiError::internal(&e))?;
         if !wanted.is_empty() {
             let tx = client.transaction().await?;
-            blobs::put_pack(&tx, self.ns, &tree.pack(wanted)).await?;
+            blobs::put_pack(&tx, &self.ns, &tree.pack(wanted)).await?;
             dawdle(&tx, &mut self.choices).await.map_err(|e| ApiError::internal(&e))?;
             tx.commit().await?;
         }
         let tx = client.transaction().await?;
         let upload = state(tree).map_err(|e| ApiError::internal(&e))?;
-        snapshots::put(&tx, self.ns, rid, &[upload]).await?;
+        snapshots::put(&tx, self.ns.number, rid, &[upload]).await?;
         dawdle(&tx, &mut self.choices).await.map_err(|e| ApiError::internal(&e))?;
         tx.commit().await?;
         Ok(())
@@ -201,7 +203,7 @@ impl Writer {
         let (name, _) = self.promised.remove(&id).context("it was there")?;
         let mut client = self.pool.get().await?;
         let tx = client.transaction().await?;
-        let found = runs::find(&tx, "collect", &name).await.map_err(said)?;
+        let found = runs::find(&tx, &self.ns.packs, "collect", &name).await.map_err(said)?;
         runs::delete(&tx, &found).await.map_err(said)?;
         Ok(tx.commit().await?)
     }
@@ -210,7 +212,7 @@ impl Writer {
         let bytes = content(self.choices.below(CONTENTS));
         let mut client = self.pool.get().await?;
         let tx = client.transaction().await?;
-        let digest = uploads::put(&tx, self.ns, &bytes).await.map_err(said)?;
+        let digest = uploads::put(&tx, &self.ns, &bytes).await.map_err(said)?;
         dawdle(&tx, &mut self.choices).await?;
         tx.commit().await?;
         self.uploaded.push((digest, bytes));
@@ -224,34 +226,88 @@ impl Writer {
             match promise {
                 Promise::Workspace(tree) => {
                     let all: Vec<Digest> = tree.blobs.keys().copied().collect();
-                    let read = blobs::get_many(&client, self.ns, &all).await.map_err(said).with_context(|| name.clone())?;
+                    let read = blobs::get_many(&client, &self.ns, &all).await.map_err(said).with_context(|| name.clone())?;
                     ensure!(tree.blobs.iter().all(|(digest, (_, bytes))| read.get(digest) == Some(bytes)), "{name}: a blob is another one");
                 }
                 Promise::Payload(place, value) => {
                     let reader = payload::Reader::default();
                     let read: Option<serde_json::Value> =
-                        reader.get(&client, self.ns, 0, place).await.map_err(said).with_context(|| name.clone())?;
+                        reader.get(&client, &self.ns, 0, place).await.map_err(said).with_context(|| name.clone())?;
                     ensure!(read.as_ref() == Some(value), "{name}: a payload is another one");
                 }
             }
         }
         for (digest, bytes) in &self.uploaded {
-            ensure!(blobs::get(&client, self.ns, digest).await.map_err(said)? == *bytes, "an upload is another one");
+            ensure!(blobs::get(&client, &self.ns, digest).await.map_err(said)? == *bytes, "an upload is another one");
         }
         Ok(())
     }
 }
 
+/// Where packs lie.
+enum Store {
+    Postgres,
+    Folder(tempfile::TempDir),
+    S3(s3::Server),
+}
+
+impl Store {
+    fn folder() -> Result<Self> {
+        Ok(Self::Folder(tempfile::tempdir()?))
+    }
+
+    async fn packs(&self, pool: &Pool) -> Result<Packs> {
+        let (at, settings) = match self {
+            Self::Postgres => ("postgres".to_owned(), Vec::new()),
+            Self::Folder(folder) => (format!("file://{}", folder.path().display()), Vec::new()),
+            Self::S3(server) => (server.url(), server.settings()),
+        };
+        Packs::open(&pool.get().await?, &at, settings).await
+    }
+
+    /// Files of the store that hold packs, or what is left of them.
+    fn objects(&self) -> Result<Vec<PathBuf>> {
+        let mut open = match self {
+            Self::Postgres => return Ok(Vec::new()),
+            Self::Folder(folder) => vec![folder.path().to_owned()],
+            Self::S3(server) => vec![server.folder()],
+        };
+        let mut files = Vec::new();
+        while let Some(folder) = open.pop() {
+            for entry in std::fs::read_dir(folder)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() { open.push(entry.path()) } else { files.push(entry.path()) }
+            }
+        }
+        Ok(files)
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -> Result<()> {
+    writers_and_a_collector(Store::Postgres).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn neither_is_it_where_packs_lie_in_a_folder() -> Result<()> {
+    writers_and_a_collector(Store::folder()?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn neither_is_it_where_packs_lie_in_s3() -> Result<()> {
+    writers_and_a_collector(Store::S3(s3::Server::start().await?)).await
+}
+
+async fn writers_and_a_collector(store: Store) -> Result<()> {
     let server = postgres::Server::start()?;
     let pool = postgres::pool(&server.url()).await?;
-    let ns = namespace(&pool.get().await?, "collect").await.map_err(said)?;
+    let packs = store.packs(&pool).await?;
+    let ns = namespace(&pool.get().await?, &packs, "collect").await.map_err(said)?;
     let at_work = Arc::new(AtomicUsize::new(WRITERS));
     let mut writers = Vec::new();
     for n in 0..WRITERS {
         let choices = Choices(n as u64);
-        let (pool, at_work) = (pool.clone(), at_work.clone());
+        let (pool, at_work, ns) = (pool.clone(), at_work.clone(), ns.clone());
         writers.push(tokio::spawn(async move {
             let mut writer = Writer { pool, ns, choices, promised: HashMap::new(), uploaded: Vec::new() };
             let mut done = Ok(());
@@ -268,7 +324,7 @@ async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -
     let mut collector = pool.get().await?;
     let mut collected = collect::Collected::default();
     while at_work.load(Ordering::SeqCst) > 0 {
-        let now = collect::cycle(&mut collector, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
+        let now = collect::cycle(&mut collector, &packs, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
         collected.blobs += now.blobs;
     }
     let mut all = Vec::new();
@@ -278,7 +334,7 @@ async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -
     ensure!(collected.blobs > 100, "only {} blobs were collected beside the writers", collected.blobs);
 
     // What is left once nobody writes is what is named.
-    collect::cycle(&mut collector, PATIENCE).await.map_err(said)?;
+    collect::cycle(&mut collector, &packs, PATIENCE).await.map_err(said)?;
     let mut named: Vec<Digest> = Vec::new();
     for writer in &all {
         writer.look().await?;
@@ -292,7 +348,7 @@ async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -
     }
     named.sort_unstable();
     named.dedup();
-    let left = pool.get().await?.query("SELECT digest FROM blobs WHERE ns = $1 ORDER BY digest", &[&ns]).await?;
+    let left = pool.get().await?.query("SELECT digest FROM blobs WHERE ns = $1 ORDER BY digest", &[&ns.number]).await?;
     let left: Vec<Digest> = left.iter().filter_map(|row| Digest::from_slice(row.get(0))).collect();
     assert_eq!(left, named);
 
@@ -304,9 +360,10 @@ async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -
             writer.forget().await?;
         }
     }
-    collect::cycle(&mut collector, PATIENCE).await.map_err(said)?;
+    collect::cycle(&mut collector, &packs, PATIENCE).await.map_err(said)?;
     let rows: i64 = client.query_one("SELECT (SELECT count(*) FROM blobs) + (SELECT count(*) FROM packs)", &[]).await?.get(0);
     assert_eq!(rows, 0);
+    assert_eq!(store.objects()?, Vec::<PathBuf>::new());
     Ok(())
 }
 
@@ -315,53 +372,111 @@ async fn beside_four_writers_nothing_that_is_named_is_lost_and_all_else_goes() -
 async fn a_transaction_that_began_before_keeps_what_it_builds_on() -> Result<()> {
     let server = postgres::Server::start()?;
     let pool = postgres::pool(&server.url()).await?;
-    let ns = namespace(&pool.get().await?, "collect").await.map_err(said)?;
+    let packs = Packs::default();
+    let ns = namespace(&pool.get().await?, &packs, "collect").await.map_err(said)?;
     let tree = Tree::random(&mut Choices(9));
     let files: Vec<Digest> = tree.blobs.iter().filter(|(_, (kind, _))| *kind == BlobKind::Data).map(|(digest, _)| *digest).collect();
     let folders: Vec<Digest> = tree.blobs.keys().copied().filter(|d| !files.contains(d)).collect();
-    blobs::put_pack(&pool.get().await?, ns, &tree.pack(&files)).await.map_err(said)?;
     let mut client = pool.get().await?;
-    let rid = create(&client, ns).await?.1;
     let tx = client.transaction().await?;
-    blobs::put_pack(&tx, ns, &tree.pack(&folders)).await.map_err(said)?;
-    snapshots::put(&tx, ns, rid, &[state(&tree)?]).await.map_err(said)?;
+    blobs::put_pack(&tx, &ns, &tree.pack(&files)).await.map_err(said)?;
+    tx.commit().await?;
+    let rid = create(&client, ns.number).await?.1;
+    let tx = client.transaction().await?;
+    blobs::put_pack(&tx, &ns, &tree.pack(&folders)).await.map_err(said)?;
+    snapshots::put(&tx, ns.number, rid, &[state(&tree)?]).await.map_err(said)?;
     let mut collector = pool.get().await?;
     // It waits for the open transaction, and gives up.
     let short = Duration::from_millis(300);
-    assert_eq!(collect::cycle(&mut collector, short).await.map_err(said)?, Some(collect::Collected::default()));
+    assert_eq!(collect::cycle(&mut collector, &packs, short).await.map_err(said)?, Some(collect::Collected::default()));
     // The files are condemned: who asks now is to send them again.
     let asked = pool.get().await?;
-    assert_eq!(blobs::missing(&asked, ns, &files).await.map_err(said)?, files);
+    assert_eq!(blobs::missing(&asked, ns.number, &files).await.map_err(said)?, files);
     tx.commit().await?;
     // What was committed names them, so that they are pardoned.
-    assert_eq!(collect::cycle(&mut collector, PATIENCE).await.map_err(said)?, Some(collect::Collected::default()));
-    assert_eq!(blobs::missing(&asked, ns, &files).await.map_err(said)?, []);
+    assert_eq!(collect::cycle(&mut collector, &packs, PATIENCE).await.map_err(said)?, Some(collect::Collected::default()));
+    assert_eq!(blobs::missing(&asked, ns.number, &files).await.map_err(said)?, []);
     // Only one collects at a time.
     asked.execute("SELECT pg_advisory_lock($1)", &[&collect::LOCK]).await?;
-    assert_eq!(collect::cycle(&mut collector, short).await.map_err(said)?, None);
+    assert_eq!(collect::cycle(&mut collector, &packs, short).await.map_err(said)?, None);
     Ok(())
 }
 
 /// Few blobs of many live: they move, and the pack goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_lives_in_a_pack_that_is_mostly_dead_moves() -> Result<()> {
+    mostly_dead(Store::Postgres, 0).await?;
+    mostly_dead(Store::folder()?, 1).await?;
+    mostly_dead(Store::S3(s3::Server::start().await?), 1).await
+}
+
+async fn mostly_dead(store: Store, objects: u64) -> Result<()> {
     let server = postgres::Server::start()?;
     let pool = postgres::pool(&server.url()).await?;
     let mut client = pool.get().await?;
-    let ns = namespace(&client, "collect").await.map_err(said)?;
+    let packs = store.packs(&pool).await?;
+    let ns = namespace(&client, &packs, "collect").await.map_err(said)?;
     // Nothing that compression makes smaller.
     let mut choices = Choices(0);
     let contents: Vec<Vec<u8>> = (0..20).map(|_| (0..25_000).flat_map(|_| choices.next().to_le_bytes()).collect()).collect();
     let mut pack = PackBuilder::default();
     contents.iter().for_each(|bytes| pack.add(Digest::of(bytes), BlobKind::Data, bytes));
-    blobs::put_pack(&client, ns, &pack.finish()).await.map_err(said)?;
-    let kept = uploads::put(&client, ns, &contents[7]).await.map_err(said)?;
+    let tx = client.transaction().await?;
+    blobs::put_pack(&tx, &ns, &pack.finish()).await.map_err(said)?;
+    let kept = uploads::put(&tx, &ns, &contents[7]).await.map_err(said)?;
+    tx.commit().await?;
     let before: i64 = client.query_one("SELECT sum(size) FROM packs", &[]).await?.get(0);
-    let collected = collect::cycle(&mut client, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
-    assert_eq!((collected.blobs, collected.packs, collected.rewritten), (19, 0, 1));
+    let collected = collect::cycle(&mut client, &packs, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
+    assert_eq!((collected.blobs, collected.packs, collected.rewritten, collected.objects), (19, 0, 1, objects));
+    assert_eq!(store.objects()?.len() as u64, objects);
     let after: i64 = client.query_one("SELECT sum(size) FROM packs", &[]).await?.get(0);
     assert_eq!(collected.bytes, before - after);
     assert!(after < 210_000, "{after} bytes are left");
-    assert_eq!(blobs::get(&client, ns, &kept).await.map_err(said)?, contents[7]);
+    assert_eq!(blobs::get(&client, &ns, &kept).await.map_err(said)?, contents[7]);
+    Ok(())
+}
+
+/// What a transaction wrote that failed is nobody's; what one writes that goes on is left to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_of_a_transaction_that_failed_goes_and_of_one_that_goes_on_stays() -> Result<()> {
+    let database = postgres::Server::start()?;
+    let pool = postgres::pool(&database.url()).await?;
+    let store = Store::S3(s3::Server::start().await?);
+    let packs = store.packs(&pool).await?;
+    let ns = namespace(&pool.get().await?, &packs, "collect").await.map_err(said)?;
+    let mut collector = pool.get().await?;
+    let (mut failing, mut slow) = (pool.get().await?, pool.get().await?);
+    let tx = failing.transaction().await?;
+    uploads::put(&tx, &ns, b"never").await.map_err(said)?;
+    tx.rollback().await?;
+    let tx = slow.transaction().await?;
+    let digest = uploads::put(&tx, &ns, b"later").await.map_err(said)?;
+    assert_eq!(store.objects()?.len(), 2);
+    assert_eq!(packs.sweep(&collector).await.map_err(said)?, 1);
+    assert_eq!(store.objects()?.len(), 1);
+    tx.commit().await?;
+    collect::cycle(&mut collector, &packs, PATIENCE).await.map_err(said)?;
+    assert_eq!(blobs::get(&collector, &ns, &digest).await.map_err(said)?, b"later");
+    // Who is told to keep packs in Postgres can't read these, and says so before anything is asked of it.
+    let refused = Packs::open(&collector, "postgres", Vec::new()).await.map_err(|e| e.to_string()).err();
+    assert!(refused.is_some_and(|why| why.contains("REPLAYFORK_BLOB_STORE")));
+    Ok(())
+}
+
+/// Two installations that share a bucket leave each other's objects alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_database_has_a_folder_of_its_own() -> Result<()> {
+    let (one, other) = (postgres::Server::start()?, postgres::Server::start()?);
+    let (one, other) = (postgres::pool(&one.url()).await?, postgres::pool(&other.url()).await?);
+    let store = Store::folder()?;
+    let mut client = one.get().await?;
+    let packs = store.packs(&one).await?;
+    let ns = namespace(&client, &packs, "collect").await.map_err(said)?;
+    let tx = client.transaction().await?;
+    let digest = uploads::put(&tx, &ns, b"ours").await.map_err(said)?;
+    tx.commit().await?;
+    let theirs = store.packs(&other).await?;
+    collect::cycle(&mut other.get().await?, &theirs, PATIENCE).await.map_err(said)?;
+    assert_eq!(blobs::get(&client, &ns, &digest).await.map_err(said)?, b"ours");
     Ok(())
 }

@@ -6,6 +6,7 @@ pub mod certificate;
 pub mod fork;
 pub mod place;
 pub mod postgres;
+pub mod s3;
 pub mod world;
 
 use std::time::{Duration, Instant};

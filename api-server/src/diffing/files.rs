@@ -8,6 +8,7 @@ use replayfork_snapshot::{Change, Entry, Kind, diff, path_text};
 
 use super::ById;
 use crate::problem::{ApiError, ApiResult};
+use crate::store::Namespace;
 use crate::store::blobs::{self, Loaded, Trees};
 
 /// Files of one span that are listed.
@@ -23,7 +24,13 @@ const MAX_PATHS: usize = 200_000;
 ///
 /// # Errors
 /// What the database says; a tree that is broken.
-pub async fn add(client: &impl GenericClient, ns: i32, of_a: &ById<'_>, of_b: &ById<'_>, whole: &mut Diff) -> ApiResult<Vec<String>> {
+pub async fn add(
+    client: &impl GenericClient,
+    ns: &Namespace,
+    of_a: &ById<'_>,
+    of_b: &ById<'_>,
+    whole: &mut Diff,
+) -> ApiResult<Vec<String>> {
     let mut trees = Trees::default();
     let mut told: HashSet<(Vec<u8>, Option<FileSide>, Option<FileSide>)> = HashSet::new();
     let (mut budget, mut read, mut paths, mut unread, mut unlooked) = (Budget::default(), 0, 0, 0, 0);
@@ -83,7 +90,7 @@ fn side(entry: &Entry) -> FileSide {
 }
 
 /// A small text file's content; nothing for what is no file, `None` for what is not compared line by line.
-async fn text(client: &impl GenericClient, ns: i32, entry: Option<&Entry>) -> ApiResult<Option<String>> {
+async fn text(client: &impl GenericClient, ns: &Namespace, entry: Option<&Entry>) -> ApiResult<Option<String>> {
     match entry.map(|e| &e.kind) {
         Some(Kind::File { size, digest, chunks, .. }) if *size <= MAX_FILE && chunks.is_empty() => {
             let bytes = blobs::get(client, ns, digest).await?;

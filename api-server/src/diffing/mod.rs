@@ -25,7 +25,7 @@ pub async fn run_diff(client: &impl GenericClient, a: &Found, b: &Found) -> ApiR
     let left = records(client, a, &of_a, compared.listed().filter_map(|pair| pair.a)).await?;
     let right = records(client, b, &of_b, compared.listed().filter_map(|pair| pair.b)).await?;
     let mut diff = compared.describe(|place| &left[&place], |place| &right[&place]);
-    let notes = files::add(client, a.ns, &by_id(&left), &by_id(&right), &mut diff).await?;
+    let notes = files::add(client, &a.ns, &by_id(&left), &by_id(&right), &mut diff).await?;
     let fates = compared.fates(&of_a, &of_b);
     Ok(describe(a, b, root(a) == root(b), diff, &fates, notes))
 }

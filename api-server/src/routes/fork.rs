@@ -39,7 +39,7 @@ pub async fn register(
     operator(&app, &caller).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
-    let fork = forks::register(&tx, (&app.config, &app.endpoints), uid, &request, now()).await?;
+    let fork = forks::register(&tx, (&app.config, &app.endpoints, &app.packs), uid, &request, now()).await?;
     tx.commit().await?;
     Ok(Json(fork))
 }
@@ -103,7 +103,7 @@ pub async fn close(
 pub async fn close_fork(app: &App, uid: Uuid, request: &CloseFork) -> ApiResult<ForkResult> {
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
-    let result = forks::close(&tx, uid, request, now()).await?;
+    let result = forks::close(&tx, &app.packs, uid, request, now()).await?;
     tx.commit().await?;
     app.metrics.forks_closed.get_or_create(&ReasonLabel { reason: result.reason.to_string() }).inc();
     Ok(result)
@@ -115,7 +115,7 @@ pub async fn resource_gone(State(app): State<App>, caller: Caller, Path(uid): Pa
     operator(&app, &caller).await?;
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
-    forks::resource_gone(&tx, uid, now()).await?;
+    forks::resource_gone(&tx, &app.packs, uid, now()).await?;
     tx.commit().await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -17,7 +17,7 @@ use super::Body;
 use crate::auth::{Caller, Right};
 use crate::problem::ApiResult;
 use crate::state::{App, begin, now};
-use crate::store::{self, blobs, runs, snapshots, spans};
+use crate::store::{self, Namespace, blobs, runs, snapshots, spans};
 
 pub fn router() -> axum::Router<App> {
     axum::Router::new()
@@ -31,11 +31,11 @@ pub fn router() -> axum::Router<App> {
         .route("/v1/packs", put(put_pack))
 }
 
-/// A transaction of who may record, and the number of the caller's namespace.
-async fn change<'a>(app: &App, caller: &Caller, db: &'a mut Object) -> ApiResult<(Transaction<'a>, i32)> {
+/// A transaction of who may record, and the caller's namespace.
+async fn change<'a>(app: &App, caller: &Caller, db: &'a mut Object) -> ApiResult<(Transaction<'a>, Namespace)> {
     let namespace = app.allowed(caller, Right::CreateRuns, None).await?;
     let tx = begin(db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
+    let ns = store::namespace(&tx, &app.packs, &namespace).await?;
     Ok((tx, ns))
 }
 
@@ -44,7 +44,7 @@ async fn change<'a>(app: &App, caller: &Caller, db: &'a mut Object) -> ApiResult
 pub async fn create_run(State(app): State<App>, caller: Caller, Body(request): Body<CreateRun>) -> ApiResult<Json<RunCreated>> {
     let mut db = app.db().await?;
     let (tx, ns) = change(&app, &caller, &mut db).await?;
-    let created = runs::create(&tx, ns, &request, now()).await?;
+    let created = runs::create(&tx, ns.number, &request, now()).await?;
     tx.commit().await?;
     Ok(Json(created))
 }
@@ -75,9 +75,9 @@ async fn write_spans(app: &App, caller: &Caller, run: Uuid, uploads: &[SpanUploa
     check::spans(uploads)?;
     let mut db = app.db().await?;
     let (tx, ns) = change(app, caller, &mut db).await?;
-    let runs::Open { rid, rev, segments, workspace_root } = runs::next_rev(&tx, run, ns).await?;
+    let runs::Open { rid, rev, segments, workspace_root } = runs::next_rev(&tx, run, ns.number).await?;
     check::paths(uploads, workspace_root.as_deref())?;
-    let written = spans::upsert(&tx, ns, rid, rev, segments, uploads).await?;
+    let written = spans::upsert(&tx, &ns, rid, rev, segments, uploads).await?;
     if written == 0 {
         // Nothing was new: no revision is used up.
         tx.rollback().await?;
@@ -98,8 +98,8 @@ pub async fn put_snapshots(
 ) -> ApiResult<Json<Ingested>> {
     let mut db = app.db().await?;
     let (tx, ns) = change(&app, &caller, &mut db).await?;
-    let runs::Open { rid, rev, .. } = runs::next_rev(&tx, run, ns).await?;
-    snapshots::put(&tx, ns, rid, &batch.snapshots).await?;
+    let runs::Open { rid, rev, .. } = runs::next_rev(&tx, run, ns.number).await?;
+    snapshots::put(&tx, ns.number, rid, &batch.snapshots).await?;
     tx.commit().await?;
     Ok(Json(Ingested { written: batch.snapshots.len() as i64, rev }))
 }
@@ -114,7 +114,7 @@ pub async fn finish(
 ) -> ApiResult<Json<Ingested>> {
     let mut db = app.db().await?;
     let (tx, ns) = change(&app, &caller, &mut db).await?;
-    let (rev, spent) = runs::finish(&tx, ns, run, &request, now()).await?;
+    let (rev, spent) = runs::finish(&tx, ns.number, run, &request, now()).await?;
     tx.commit().await?;
     spent.iter().for_each(|spent| app.metrics.agents.sealed(spent));
     Ok(Json(Ingested { written: 1, rev }))
@@ -125,8 +125,8 @@ pub async fn finish(
 pub async fn goodbye(State(app): State<App>, caller: Caller, Path(run): Path<Uuid>) -> ApiResult<Json<Ingested>> {
     let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let db = app.db().await?;
-    let ns = store::namespace(&db, &namespace).await?;
-    runs::goodbye(&db, ns, run).await?;
+    let ns = store::namespace(&db, &app.packs, &namespace).await?;
+    runs::goodbye(&db, ns.number, run).await?;
     Ok(Json(Ingested { written: 0, rev: 0 }))
 }
 
@@ -135,8 +135,8 @@ pub async fn goodbye(State(app): State<App>, caller: Caller, Path(run): Path<Uui
 pub async fn have(State(app): State<App>, caller: Caller, Body(request): Body<HaveBlobs>) -> ApiResult<Json<MissingBlobs>> {
     let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let db = app.db().await?;
-    let ns = store::namespace(&db, &namespace).await?;
-    Ok(Json(MissingBlobs { missing: blobs::missing(&db, ns, &request.digests).await? }))
+    let ns = store::namespace(&db, &app.packs, &namespace).await?;
+    Ok(Json(MissingBlobs { missing: blobs::missing(&db, ns.number, &request.digests).await? }))
 }
 
 /// Send a pack of blobs.
@@ -144,7 +144,7 @@ pub async fn have(State(app): State<App>, caller: Caller, Body(request): Body<Ha
 pub async fn put_pack(State(app): State<App>, caller: Caller, body: Bytes) -> ApiResult<(StatusCode, Json<PackStored>)> {
     let mut db = app.db().await?;
     let (tx, ns) = change(&app, &caller, &mut db).await?;
-    let stored = store_pack(&app, tx, ns, &body).await?;
+    let stored = store_pack(&app, tx, &ns, &body).await?;
     Ok((StatusCode::OK, Json(stored)))
 }
 
@@ -152,7 +152,7 @@ pub async fn put_pack(State(app): State<App>, caller: Caller, body: Bytes) -> Ap
 ///
 /// # Errors
 /// As [`blobs::put_pack`].
-pub async fn store_pack(app: &App, tx: Transaction<'_>, ns: i32, body: &[u8]) -> ApiResult<PackStored> {
+pub async fn store_pack(app: &App, tx: Transaction<'_>, ns: &Namespace, body: &[u8]) -> ApiResult<PackStored> {
     let (stored, known) = blobs::put_pack(&tx, ns, body).await?;
     tx.commit().await?;
     app.metrics.blob_bytes.inc_by(body.len() as u64);

@@ -66,7 +66,7 @@ async fn find(
 ) -> ApiResult<(deadpool_postgres::Object, Found)> {
     let namespace = app.allowed(caller, right, namespace).await?;
     let db = app.db().await?;
-    let found = runs::find(&db, &namespace, run).await?;
+    let found = runs::find(&db, &app.packs, &namespace, run).await?;
     Ok((db, found))
 }
 
@@ -111,7 +111,7 @@ pub async fn get_span(
 ) -> ApiResult<Json<SpanDetail>> {
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     let (span, rid) = spans::one(&db, &found, &span).await?;
-    let recorded_in = if rid == found.rid { found.run.id } else { runs::by_rid(&db, rid).await?.run.id };
+    let recorded_in = if rid == found.rid { found.run.id } else { runs::by_rid(&db, &app.packs, rid).await?.run.id };
     let states = snapshots::of_run(&db, rid, Some(std::slice::from_ref(&span.id))).await?;
     let snapshots_missing = states.into_iter().filter_map(|((_, edge), state)| state.err().map(|why| format!("{edge:?}: {why}"))).collect();
     Ok(Json(SpanDetail { run: found.run.id, recorded_in, span, snapshots_missing }))
@@ -170,7 +170,7 @@ pub async fn tree(
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     let snapshot = state_of(&db, &found, &digest).await?;
     let mut trees = Trees::default();
-    trees.load(&db, found.ns, [snapshot.node]).await?;
+    trees.load(&db, &found.ns, [snapshot.node]).await?;
     let path = path_bytes(query.path.trim_matches('/'));
     let node = if path.is_empty() {
         snapshot.node
@@ -206,7 +206,7 @@ pub async fn file(
     let (db, found) = find(&app, &caller, Right::GetRuns, query.namespace.as_deref(), &run).await?;
     let snapshot = state_of(&db, &found, &digest).await?;
     let mut trees = Trees::default();
-    trees.load(&db, found.ns, [snapshot.node]).await?;
+    trees.load(&db, &found.ns, [snapshot.node]).await?;
     let entry = entry_at(&mut trees.nodes, &mut Loaded, &snapshot.node, &path_bytes(query.path.trim_matches('/')))?;
     let blobs = match entry {
         Some(entry) if matches!(entry.kind, Kind::File { .. }) => entry.blobs(),
@@ -214,7 +214,7 @@ pub async fn file(
     };
     let mut content = Vec::new();
     for digest in blobs {
-        content.extend(blobs::get(&db, found.ns, &digest).await?);
+        content.extend(blobs::get(&db, &found.ns, &digest).await?);
     }
     // Never rendered by a browser as a page of this origin.
     let headers = [
@@ -240,8 +240,8 @@ pub async fn diff(
         app.auth.check(&caller, right, Some(&namespace)).await?;
     }
     let db = app.db().await?;
-    let left = runs::find(&db, &namespace, &a).await?;
-    let right = runs::find(&db, &left.run.namespace, &b).await?;
+    let left = runs::find(&db, &app.packs, &namespace, &a).await?;
+    let right = runs::find(&db, &app.packs, &left.run.namespace, &b).await?;
     Ok(Json(diffing::run_diff(&db, &left, &right).await?))
 }
 
@@ -254,7 +254,7 @@ pub async fn plan(State(app): State<App>, caller: Caller, Body(request): Body<Pl
         return Err(refused("SpecInvalid", forks::NUL.to_owned()));
     }
     let db = app.db().await?;
-    let found = runs::find(&db, &namespace, &request.spec.source.run).await.map_err(|e| match e.reason {
+    let found = runs::find(&db, &app.packs, &namespace, &request.spec.source.run).await.map_err(|e| match e.reason {
         "RunNotFound" => refused("RunNotFound", format!("spec.source.run: {}", e.detail)),
         _ => e,
     })?;
@@ -279,8 +279,8 @@ pub async fn upload(State(app): State<App>, caller: Caller, Query(query): Query<
     }
     let mut db = app.db().await?;
     let tx = begin(&mut db).await?;
-    let ns = store::namespace(&tx, &namespace).await?;
-    let digest = store::uploads::put(&tx, ns, &body).await?;
+    let ns = store::namespace(&tx, &app.packs, &namespace).await?;
+    let digest = store::uploads::put(&tx, &ns, &body).await?;
     tx.commit().await?;
     Ok(Json(Uploaded { digest, size: body.len() as i64 }))
 }

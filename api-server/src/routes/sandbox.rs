@@ -30,7 +30,7 @@ use crate::planning;
 use crate::problem::{ApiError, ApiResult};
 use crate::state::{App, begin as begin_tx};
 use crate::store::blobs::{self, Loaded, Trees};
-use crate::store::{forks, runs, spans};
+use crate::store::{Namespace, forks, runs, spans};
 
 /// How long a courier's open request waits to be told to stop.
 const WAIT: Duration = Duration::from_secs(20);
@@ -89,16 +89,16 @@ pub async fn claim(
     Ok(Json(fork))
 }
 
-async fn load(db: &impl GenericClient, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
+async fn load(app: &App, db: &impl GenericClient, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
     let (spec, digest, source_rid) = forks::spec_of(db, uid).await?;
     let spec = serde_json::from_value(spec).map_err(|e| ApiError::internal(&e))?;
-    Ok((spec, digest, runs::by_rid(db, source_rid).await?))
+    Ok((spec, digest, runs::by_rid(db, &app.packs, source_rid).await?))
 }
 
 async fn claimed(app: &App, headers: &HeaderMap, uid: Uuid) -> ApiResult<(Object, forks::Claimed)> {
     let pod = pod(app, headers, uid).await?;
     let db = app.db().await?;
-    let claimed = forks::claimed(&db, uid, &pod).await?;
+    let claimed = forks::claimed(&db, &app.packs, uid, &pod).await?;
     Ok((db, claimed))
 }
 
@@ -106,7 +106,7 @@ async fn claimed(app: &App, headers: &HeaderMap, uid: Uuid) -> ApiResult<(Object
 async fn change<'a>(app: &App, headers: &HeaderMap, uid: Uuid, db: &'a mut Object) -> ApiResult<(Transaction<'a>, forks::Claimed)> {
     let pod = pod(app, headers, uid).await?;
     let tx = begin_tx(db).await?;
-    let claimed = forks::claimed(&tx, uid, &pod).await?;
+    let claimed = forks::claimed(&tx, &app.packs, uid, &pod).await?;
     Ok((tx, claimed))
 }
 
@@ -114,7 +114,7 @@ async fn change<'a>(app: &App, headers: &HeaderMap, uid: Uuid, db: &'a mut Objec
 #[utoipa::path(get, path = "/sandbox/v1/forks/{uid}/bundle", tag = "sandbox", params(("uid" = Uuid, Path)), responses((status = 200, body = Bundle)))]
 pub async fn bundle(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap) -> ApiResult<Json<Bundle>> {
     let (db, _) = claimed(&app, &headers, uid).await?;
-    let (spec, plan_digest, found) = load(&db, uid).await?;
+    let (spec, plan_digest, found) = load(&app, &db, uid).await?;
     let input = planning::load(&db, &found, &spec).await?.map_err(|refusal| ApiError::conflict("ForkRefused", refusal.message))?;
     let contents = planning::named(&spec, &input.source.inherited);
     let source = input.source;
@@ -141,7 +141,7 @@ pub async fn content(State(app): State<App>, Path((uid, digest)): Path<(Uuid, Di
     if db.query_opt("SELECT 1 FROM fork_blobs WHERE uid = $1 AND digest = $2", &[&uid, &digest.as_bytes()]).await?.is_none() {
         return Err(ApiError::not_found("ContentNotFound", format!("{digest} is no content of this fork's patches")));
     }
-    let bytes = blobs::get(&db, claimed.ns, &digest).await?;
+    let bytes = blobs::get(&db, &claimed.ns, &digest).await?;
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response())
 }
 
@@ -166,7 +166,7 @@ pub async fn ask_model(
     let mut db = app.db().await?;
     let (tx, _) = change(&app, &headers, uid, &mut db).await?;
     let known = forks::ask_once(&tx, uid, &span).await?;
-    let (spec, _, _) = load(&tx, uid).await?;
+    let (spec, _, _) = load(&app, &tx, uid).await?;
     let namespace = forks::get(&tx, uid).await?.namespace;
     // Noted before the call: a call whose answer is lost is not made again.
     tx.commit().await?;
@@ -209,12 +209,12 @@ pub async fn snapshot(
         forks::check_root(&db, &claimed, base).await?;
     }
     let mut trees = Trees::default();
-    trees.load(&db, claimed.ns, std::iter::once(node).chain(query.base)).await?;
+    trees.load(&db, &claimed.ns, std::iter::once(node).chain(query.base)).await?;
     let order = reachable(&mut trees.nodes, &mut Loaded, &node, query.base.as_ref())?;
     let (sender, receiver) = mpsc::channel::<Result<Bytes, std::io::Error>>(2);
     let ns = claimed.ns;
     tokio::spawn(async move {
-        if let Err(error) = send_packs(&db, ns, &order, &trees, &sender).await {
+        if let Err(error) = send_packs(&db, &ns, &order, &trees, &sender).await {
             tracing::warn!(cause = %error, "a restore broke off");
             let _ = sender.send(Err(std::io::Error::other(error.detail))).await;
         }
@@ -225,7 +225,7 @@ pub async fn snapshot(
 
 async fn send_packs(
     db: &Object,
-    ns: i32,
+    ns: &Namespace,
     order: &[Digest],
     trees: &Trees,
     sender: &mpsc::Sender<Result<Bytes, std::io::Error>>,
@@ -264,7 +264,7 @@ pub async fn have(
     Body(request): Body<HaveBlobs>,
 ) -> ApiResult<Json<MissingBlobs>> {
     let (db, claimed) = claimed(&app, &headers, uid).await?;
-    Ok(Json(MissingBlobs { missing: blobs::missing(&db, claimed.ns, &request.digests).await? }))
+    Ok(Json(MissingBlobs { missing: blobs::missing(&db, claimed.ns.number, &request.digests).await? }))
 }
 
 /// Send a pack of blobs.
@@ -272,11 +272,11 @@ pub async fn have(
 pub async fn put_pack(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap, body: Bytes) -> ApiResult<Json<PackStored>> {
     let (mut db, claimed) = claimed(&app, &headers, uid).await?;
     let tx = begin_tx(&mut db).await?;
-    Ok(Json(store_pack(&app, tx, claimed.ns, &body).await?))
+    Ok(Json(store_pack(&app, tx, &claimed.ns, &body).await?))
 }
 
 async fn source_span(db: &impl deadpool_postgres::GenericClient, claimed: &forks::Claimed, id: &str) -> ApiResult<Span> {
-    let found = runs::by_rid(db, claimed.source_rid).await?;
+    let found = runs::by_rid(db, &claimed.ns.packs, claimed.source_rid).await?;
     Ok(spans::one(db, &found, id).await?.0)
 }
 
@@ -307,7 +307,7 @@ pub async fn end(
     let mut db = app.db().await?;
     let (tx, claimed) = change(&app, &headers, uid, &mut db).await?;
     let span = source_span(&tx, &claimed, &span).await?;
-    forks::end(&tx, uid, &span, &request).await?;
+    forks::end(&tx, uid, &claimed, &span, &request).await?;
     tx.commit().await?;
     Ok(Json(()))
 }

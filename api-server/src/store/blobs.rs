@@ -1,15 +1,19 @@
 //! Blobs in packs, per namespace.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use deadpool_postgres::GenericClient;
+use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, Blobs, Directory, Frame, Nodes, PackIndex, PackedBlob, SnapshotError, parse_pack, read_frame};
 
 use crate::problem::{ApiError, ApiResult};
+use crate::store::Namespace;
+use crate::store::packs::Wanted;
 
 /// How often places of blobs are looked up, when these turn out to have moved.
 const MOVES: usize = 3;
+/// Frames that are in memory at once.
+const FRAMES: usize = 32;
 
 /// Which of these blobs are not in the namespace's store.
 ///
@@ -27,7 +31,7 @@ pub async fn missing(client: &impl GenericClient, ns: i32, digests: &[Digest]) -
 ///
 /// # Errors
 /// A hostile pack, a blob that is not what its digest says; 409 with what must be sent first.
-pub async fn put_pack(client: &impl GenericClient, ns: i32, bytes: &[u8]) -> ApiResult<(i64, i64)> {
+pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> ApiResult<(i64, i64)> {
     let pack = parse_pack(bytes).map_err(SnapshotError::from)?;
     let mut inside = HashSet::new();
     let mut named = Vec::new();
@@ -43,48 +47,42 @@ pub async fn put_pack(client: &impl GenericClient, ns: i32, bytes: &[u8]) -> Api
     named.sort_unstable();
     named.dedup();
     let columns = Columns::of(&pack);
-    let id = insert(client, ns, &pack).await?;
+    let id = ns.packs.put(tx, ns.number, pack.frames).await?;
     // Sorted, so that two uploads of the same blobs lock them in the same order.
-    let stored = client
+    let stored = tx
         .execute(
             "INSERT INTO blobs (ns, digest, kind, pack, frame_at, frame_len, raw_at, raw_len)
              SELECT $1, * FROM unnest($2::bytea[], $3::smallint[], array_fill($4::bigint, ARRAY[cardinality($2::bytea[])]), $5::int[], $6::int[], $7::int[], $8::int[]) t(digest)
              ORDER BY t.digest
              ON CONFLICT (ns, digest) DO UPDATE SET condemned = false WHERE blobs.condemned",
-            &[&ns, &columns.digests, &columns.kinds, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
+            &[&ns.number, &columns.digests, &columns.kinds, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
         )
         .await? as i64;
     // Only now, when whoever collects blobs waits for this transaction: see `collect`.
-    let absent = missing(client, ns, &named).await?;
+    let absent = missing(tx, ns.number, &named).await?;
     if !absent.is_empty() {
         return Err(ApiError::missing(absent));
     }
     if stored == 0 {
-        client.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &id]).await?;
+        tx.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns.number, &id]).await?;
     }
     Ok((stored, pack.blobs.len() as i64 - stored))
-}
-
-async fn insert(client: &impl GenericClient, ns: i32, pack: &PackIndex<'_>) -> ApiResult<i64> {
-    let sql = "INSERT INTO packs (ns, size, data) VALUES ($1, $2, $3) RETURNING pack";
-    Ok(client.query_one(sql, &[&ns, &(pack.frames.len() as i32), &pack.frames]).await?.get(0))
 }
 
 /// Stores a pack that takes the place of others for the blobs in it.
 ///
 /// # Errors
 /// What the database says.
-pub(super) async fn move_to(client: &impl GenericClient, ns: i32, pack: &PackIndex<'_>) -> ApiResult<()> {
+pub(super) async fn move_to(tx: &Transaction<'_>, ns: &Namespace, pack: &PackIndex<'_>) -> ApiResult<()> {
     let columns = Columns::of(pack);
-    let id = insert(client, ns, pack).await?;
-    client
-        .execute(
-            "UPDATE blobs b SET pack = $3, frame_at = t.frame_at, frame_len = t.frame_len, raw_at = t.raw_at, raw_len = t.raw_len
+    let id = ns.packs.put(tx, ns.number, pack.frames).await?;
+    tx.execute(
+        "UPDATE blobs b SET pack = $3, frame_at = t.frame_at, frame_len = t.frame_len, raw_at = t.raw_at, raw_len = t.raw_len
              FROM unnest($2::bytea[], $4::int[], $5::int[], $6::int[], $7::int[]) t(digest, frame_at, frame_len, raw_at, raw_len)
              WHERE b.ns = $1 AND b.digest = t.digest",
-            &[&ns, &columns.digests, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
-        )
-        .await?;
+        &[&ns.number, &columns.digests, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
+    )
+    .await?;
     Ok(())
 }
 
@@ -116,7 +114,7 @@ impl<'p> Columns<'p> {
 ///
 /// # Errors
 /// 409 naming what is missing.
-pub async fn get_many(client: &impl GenericClient, ns: i32, digests: &[Digest]) -> ApiResult<HashMap<Digest, Vec<u8>>> {
+pub async fn get_many(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) -> ApiResult<HashMap<Digest, Vec<u8>>> {
     let mut found = HashMap::with_capacity(digests.len());
     let mut open = digests.to_vec();
     // Blobs may move to another pack between the two looks.
@@ -130,37 +128,37 @@ pub async fn get_many(client: &impl GenericClient, ns: i32, digests: &[Digest]) 
     Err(ApiError::missing(open))
 }
 
-async fn read(client: &impl GenericClient, ns: i32, digests: &[Digest], found: &mut HashMap<Digest, Vec<u8>>) -> ApiResult<()> {
+async fn read(client: &impl GenericClient, ns: &Namespace, digests: &[Digest], found: &mut HashMap<Digest, Vec<u8>>) -> ApiResult<()> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
     let rows = client
         .query(
             "SELECT b.digest, b.pack, b.frame_at, b.frame_len, b.raw_at, b.raw_len FROM blobs b WHERE b.ns = $1 AND b.digest = ANY($2) ORDER BY b.pack, b.frame_at",
-            &[&ns, &wanted],
+            &[&ns.number, &wanted],
         )
         .await?;
-    let mut frame: Option<((i64, Frame), Vec<u8>)> = None;
-    for row in rows {
+    let mut inside: BTreeMap<Wanted, Vec<(Digest, usize, usize)>> = BTreeMap::new();
+    for row in &rows {
         let digest = Digest::from_slice(row.get(0)).ok_or_else(|| ApiError::internal(&"a digest of another length"))?;
-        let (pack, at, len): (i64, i32, i32) = (row.get(1), row.get(2), row.get(3));
-        let key = (pack, Frame { at: at as u32, len: len as u32 });
-        if frame.as_ref().is_none_or(|(k, _)| *k != key) {
-            let row = client
-                .query_opt("SELECT substring(data FROM $3 FOR $4) FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack, &(at + 1), &len])
-                .await?;
-            let Some(row) = row else { continue };
-            frame = Some((key, read_frame(row.get(0)).map_err(|e| ApiError::internal(&e))?));
+        let number = |column: usize| row.get::<_, i32>(column) as u32;
+        let (at, len) = (number(4) as usize, number(5) as usize);
+        inside.entry((row.get(1), Frame { at: number(2), len: number(3) })).or_default().push((digest, at, len));
+    }
+    let frames: Vec<Wanted> = inside.keys().copied().collect();
+    for some in frames.chunks(FRAMES) {
+        for (frame, bytes) in ns.packs.frames(client, ns.number, some).await? {
+            let raw = read_frame(&bytes).map_err(|e| ApiError::internal(&e))?;
+            for (digest, at, len) in &inside[&frame] {
+                let content = raw.get(*at..at + len).filter(|content| Digest::of(content) == *digest);
+                found.insert(*digest, content.ok_or_else(|| ApiError::internal(&format!("blob {digest} is broken")))?.to_vec());
+            }
         }
-        let raw = frame.as_ref().map_or(&[][..], |(_, raw)| raw);
-        let (at, len): (i32, i32) = (row.get(4), row.get(5));
-        let content = raw.get(at as usize..(at + len) as usize).filter(|c| Digest::of(c) == digest);
-        found.insert(digest, content.ok_or_else(|| ApiError::internal(&format!("blob {digest} is broken")))?.to_vec());
     }
     Ok(())
 }
 
 /// # Errors
 /// As [`get_many`].
-pub async fn get(client: &impl GenericClient, ns: i32, digest: &Digest) -> ApiResult<Vec<u8>> {
+pub async fn get(client: &impl GenericClient, ns: &Namespace, digest: &Digest) -> ApiResult<Vec<u8>> {
     let mut found = get_many(client, ns, std::slice::from_ref(digest)).await?;
     found.remove(digest).ok_or_else(|| ApiError::missing(vec![*digest]))
 }
@@ -185,7 +183,7 @@ impl Trees {
     ///
     /// # Errors
     /// A missing or hostile node.
-    pub async fn load(&mut self, client: &impl GenericClient, ns: i32, roots: impl IntoIterator<Item = Digest>) -> ApiResult<()> {
+    pub async fn load(&mut self, client: &impl GenericClient, ns: &Namespace, roots: impl IntoIterator<Item = Digest>) -> ApiResult<()> {
         let mut level: Vec<Digest> = roots.into_iter().filter(|d| !self.nodes.contains(d)).collect();
         for _ in 0..=replayfork_snapshot::MAX_DEPTH {
             level.sort_unstable();

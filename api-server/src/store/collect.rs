@@ -9,14 +9,14 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use deadpool_postgres::{Client, GenericClient};
+use deadpool_postgres::{Client, GenericClient, Transaction};
 use replayfork_core::Digest;
 use replayfork_core::patch::Patch;
 use replayfork_snapshot::{BlobKind, Directory, Entry, PackBuilder, parse_pack, read_frame};
 use tokio_postgres::Row;
 
 use crate::problem::{ApiError, ApiResult};
-use crate::store::blobs;
+use crate::store::{Namespace, Packs, blobs};
 
 /// Blobs that one statement reads, condemns or deletes.
 const BATCH: usize = 1000;
@@ -32,6 +32,8 @@ pub struct Collected {
     pub packs: u64,
     /// Packs of which less than half was alive, and whose living blobs have moved.
     pub rewritten: u64,
+    /// Objects that no pack named, in an object store.
+    pub objects: u64,
     /// Stored bytes that are free now.
     pub bytes: i64,
 }
@@ -41,29 +43,30 @@ pub struct Collected {
 ///
 /// # Errors
 /// What the database says; a tree that lacks a blob, which ends the cycle before anything is deleted.
-pub async fn cycle(client: &mut Client, patience: Duration) -> ApiResult<Option<Collected>> {
+pub async fn cycle(client: &mut Client, packs: &Packs, patience: Duration) -> ApiResult<Option<Collected>> {
     if !client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?.get::<_, bool>(0) {
         return Ok(None);
     }
-    let collected = all(client, patience).await;
+    let collected = all(client, packs, patience).await;
     client.execute("SELECT pg_advisory_unlock($1)", &[&LOCK]).await?;
     collected.map(Some)
 }
 
-async fn all(client: &mut Client, patience: Duration) -> ApiResult<Collected> {
+async fn all(client: &mut Client, packs: &Packs, patience: Duration) -> ApiResult<Collected> {
     client.execute("DELETE FROM uploads WHERE uploaded_at < now() - interval '24 hours'", &[]).await?;
     let mut collected = Collected::default();
     for row in client.query("SELECT ns FROM namespaces ORDER BY ns", &[]).await? {
-        let ns = row.get(0);
-        condemn(client, ns).await?;
+        let ns = Namespace { number: row.get(0), packs: packs.clone() };
+        condemn(client, &ns).await?;
         if !older_have_ended(client, patience).await? {
-            tracing::info!(ns, "a transaction goes on for so long that the collection of blobs waits for the next cycle");
+            tracing::info!(ns = ns.number, "a transaction goes on for so long that the collection of blobs waits for the next cycle");
             continue;
         }
-        pardon(client, ns).await?;
-        collected.blobs += delete(client, ns).await?;
-        sweep_packs(client, ns, &mut collected).await?;
+        pardon(client, &ns).await?;
+        collected.blobs += delete(client, ns.number).await?;
+        sweep_packs(client, &ns, &mut collected).await?;
     }
+    collected.objects = packs.sweep(client).await?;
     Ok(collected)
 }
 
@@ -89,7 +92,7 @@ async fn roots(client: &impl GenericClient, ns: i32) -> ApiResult<HashSet<Digest
 }
 
 /// All that is reached from these, themselves included.
-async fn reached(client: &impl GenericClient, ns: i32, from: HashSet<Digest>) -> ApiResult<HashSet<Digest>> {
+async fn reached(client: &impl GenericClient, ns: &Namespace, from: HashSet<Digest>) -> ApiResult<HashSet<Digest>> {
     let mut reached = from;
     let mut open: Vec<Digest> = reached.iter().copied().collect();
     while !open.is_empty() {
@@ -106,13 +109,13 @@ async fn reached(client: &impl GenericClient, ns: i32, from: HashSet<Digest>) ->
 }
 
 /// Those of these blobs that are directories.
-async fn directories(client: &impl GenericClient, ns: i32, digests: &[Digest]) -> ApiResult<Vec<Directory>> {
+async fn directories(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) -> ApiResult<Vec<Directory>> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
-    let rows = client.query("SELECT digest, kind FROM blobs WHERE ns = $1 AND digest = ANY($2)", &[&ns, &wanted]).await?;
+    let rows = client.query("SELECT digest, kind FROM blobs WHERE ns = $1 AND digest = ANY($2)", &[&ns.number, &wanted]).await?;
     if rows.len() != digests.len() {
         let there: HashSet<Digest> = rows.iter().filter_map(|row| Digest::from_slice(row.get(0))).collect();
         let lacking = digests.iter().find(|d| !there.contains(d)).map(ToString::to_string).unwrap_or_default();
-        return Err(ApiError::internal(&format!("blob {lacking} of namespace {ns} is named and not there; nothing is collected")));
+        return Err(ApiError::internal(&format!("blob {lacking} of namespace {} is named and not there; nothing is collected", ns.number)));
     }
     let directory = BlobKind::Directory as i16;
     let of_kind = rows.iter().filter(|row| row.get::<_, i16>(1) == directory);
@@ -122,15 +125,15 @@ async fn directories(client: &impl GenericClient, ns: i32, digests: &[Digest]) -
 }
 
 /// Condemns what no root reaches and what was born before these were looked at.
-async fn condemn(client: &impl GenericClient, ns: i32) -> ApiResult<()> {
+async fn condemn(client: &impl GenericClient, ns: &Namespace) -> ApiResult<()> {
     let before: String = client.query_one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", &[]).await?.get(0);
-    let marked = reached(client, ns, roots(client, ns).await?).await?;
+    let marked = reached(client, ns, roots(client, ns.number).await?).await?;
     let mut after: Vec<u8> = Vec::new();
     loop {
         let page = client
             .query(
                 "SELECT digest FROM blobs WHERE ns = $1 AND digest > $2 AND NOT condemned AND born < $3::text::xid8 ORDER BY digest LIMIT $4",
-                &[&ns, &after, &before, &(BATCH as i64)],
+                &[&ns.number, &after, &before, &(BATCH as i64)],
             )
             .await?;
         let Some(last) = page.last() else { return Ok(()) };
@@ -138,7 +141,7 @@ async fn condemn(client: &impl GenericClient, ns: i32) -> ApiResult<()> {
         let unreached = |digest: &&[u8]| Digest::from_slice(digest).is_some_and(|d| !marked.contains(&d));
         let condemned: Vec<&[u8]> = page.iter().map(|row| row.get(0)).filter(unreached).collect();
         client
-            .execute("UPDATE blobs SET condemned = true WHERE ns = $1 AND digest = ANY($2) AND NOT condemned", &[&ns, &condemned])
+            .execute("UPDATE blobs SET condemned = true WHERE ns = $1 AND digest = ANY($2) AND NOT condemned", &[&ns.number, &condemned])
             .await?;
     }
 }
@@ -162,14 +165,14 @@ async fn older_have_ended(client: &impl GenericClient, patience: Duration) -> Ap
 }
 
 /// Frees what is reached from the roots, or from anything that is not condemned.
-async fn pardon(client: &impl GenericClient, ns: i32) -> ApiResult<()> {
-    let mut from = roots(client, ns).await?;
-    let live = client.query("SELECT digest FROM blobs WHERE ns = $1 AND NOT condemned", &[&ns]).await?;
+async fn pardon(client: &impl GenericClient, ns: &Namespace) -> ApiResult<()> {
+    let mut from = roots(client, ns.number).await?;
+    let live = client.query("SELECT digest FROM blobs WHERE ns = $1 AND NOT condemned", &[&ns.number]).await?;
     from.extend(live.iter().filter_map(|row| Digest::from_slice(row.get(0))));
     let reached: Vec<Digest> = reached(client, ns, from).await?.into_iter().collect();
     for page in reached.chunks(BATCH) {
         let page: Vec<&[u8]> = page.iter().map(Digest::as_bytes).collect();
-        client.execute("UPDATE blobs SET condemned = false WHERE ns = $1 AND digest = ANY($2) AND condemned", &[&ns, &page]).await?;
+        client.execute("UPDATE blobs SET condemned = false WHERE ns = $1 AND digest = ANY($2) AND condemned", &[&ns.number, &page]).await?;
     }
     Ok(())
 }
@@ -187,15 +190,15 @@ async fn delete(client: &impl GenericClient, ns: i32) -> ApiResult<u64> {
 }
 
 /// Deletes packs without a living blob, and moves what lives in packs of which less than half does.
-async fn sweep_packs(client: &mut Client, ns: i32, collected: &mut Collected) -> ApiResult<()> {
+async fn sweep_packs(client: &mut Client, ns: &Namespace, collected: &mut Collected) -> ApiResult<()> {
     let sql = "SELECT p.pack, p.size, coalesce(l.live, 0) FROM packs p
          LEFT JOIN (SELECT pack, sum(frame_len) AS live FROM (SELECT DISTINCT pack, frame_at, frame_len FROM blobs WHERE ns = $1) f GROUP BY pack) l USING (pack)
          WHERE p.ns = $1 AND coalesce(l.live, 0) * 2 < p.size ORDER BY p.pack";
-    for row in client.query(sql, &[&ns]).await? {
+    for row in client.query(sql, &[&ns.number]).await? {
         let (pack, size, live): (i64, i32, i64) = (row.get(0), row.get(1), row.get(2));
         let tx = client.transaction().await?;
         let grown = if live > 0 { rewrite(&tx, ns, pack).await? } else { 0 };
-        tx.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack]).await?;
+        tx.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns.number, &pack]).await?;
         tx.commit().await?;
         if live > 0 {
             collected.rewritten += 1
@@ -208,18 +211,18 @@ async fn sweep_packs(client: &mut Client, ns: i32, collected: &mut Collected) ->
 }
 
 /// Moves the living blobs of a pack to a new one; returns that one's size.
-async fn rewrite(client: &impl GenericClient, ns: i32, pack: i64) -> ApiResult<i64> {
-    let data: Vec<u8> = client.query_one("SELECT data FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack]).await?.get(0);
-    let living = client
+async fn rewrite(tx: &Transaction<'_>, ns: &Namespace, pack: i64) -> ApiResult<i64> {
+    let data = ns.packs.whole(tx, ns.number, pack).await?;
+    let living = tx
         .query(
             "SELECT digest, kind, frame_at, frame_len, raw_at, raw_len FROM blobs WHERE ns = $1 AND pack = $2 ORDER BY frame_at, raw_at FOR UPDATE",
-            &[&ns, &pack],
+            &[&ns.number, &pack],
         )
         .await?;
     let mut moved = PackBuilder::default();
     let mut frame: Option<(i32, Vec<u8>)> = None;
     for row in &living {
-        let broken = || ApiError::internal(&format!("pack {pack} of namespace {ns} is broken"));
+        let broken = || ApiError::internal(&format!("pack {pack} of namespace {} is broken", ns.number));
         let (at, len): (i32, i32) = (row.get(2), row.get(3));
         if frame.as_ref().is_none_or(|(of, _)| *of != at) {
             let bytes = data.get(at as usize..(at + len) as usize).ok_or_else(broken)?;
@@ -233,6 +236,6 @@ async fn rewrite(client: &impl GenericClient, ns: i32, pack: i64) -> ApiResult<i
     }
     let bytes = moved.finish();
     let pack = parse_pack(&bytes).map_err(|e| ApiError::internal(&e))?;
-    blobs::move_to(client, ns, &pack).await?;
+    blobs::move_to(tx, ns, &pack).await?;
     Ok(pack.frames.len() as i64)
 }

@@ -4,6 +4,7 @@ pub mod blobs;
 pub mod collect;
 pub mod forks;
 pub mod graphs;
+pub mod packs;
 pub mod payload;
 pub mod prints;
 pub mod runs;
@@ -14,13 +15,19 @@ pub mod uploads;
 use crate::problem::ApiResult;
 use deadpool_postgres::GenericClient;
 
-/// The number of a namespace, made at first sight.
-pub async fn namespace(client: &impl GenericClient, name: &str) -> ApiResult<i32> {
+pub use packs::{Namespace, Packs};
+
+/// A namespace, which gets its number at first sight.
+///
+/// # Errors
+/// What the database says.
+pub async fn namespace(client: &impl GenericClient, packs: &Packs, name: &str) -> ApiResult<Namespace> {
+    let namespace = |number| Namespace { number, packs: packs.clone() };
     if let Some(row) = client.query_opt("SELECT ns FROM namespaces WHERE name = $1", &[&name]).await? {
-        return Ok(row.get(0));
+        return Ok(namespace(row.get(0)));
     }
     let row = client
         .query_one("INSERT INTO namespaces (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING ns", &[&name])
         .await?;
-    Ok(row.get(0))
+    Ok(namespace(row.get(0)))
 }

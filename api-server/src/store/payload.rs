@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::GenericClient;
+use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, PackBuilder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::problem::{ApiError, ApiResult};
-use crate::store::blobs;
+use crate::store::{Namespace, blobs};
 
 /// Raw bytes of a segment.
 const SEGMENT: usize = 256 << 10;
@@ -66,19 +66,18 @@ impl Writer {
     ///
     /// # Errors
     /// What the database says.
-    pub async fn finish(mut self, client: &impl GenericClient, ns: i32, rid: i64) -> ApiResult<i32> {
+    pub async fn finish(mut self, tx: &Transaction<'_>, ns: &Namespace, rid: i64) -> ApiResult<i32> {
         self.close();
         for (segment, raw) in &self.closed {
             let data = zstd::bulk::compress(raw, 1).map_err(|e| ApiError::internal(&e))?;
-            client
-                .execute(
-                    "INSERT INTO segments (rid, segment, raw_len, data) VALUES ($1, $2, $3, $4)",
-                    &[&rid, segment, &(raw.len() as i32), &data],
-                )
-                .await?;
+            tx.execute(
+                "INSERT INTO segments (rid, segment, raw_len, data) VALUES ($1, $2, $3, $4)",
+                &[&rid, segment, &(raw.len() as i32), &data],
+            )
+            .await?;
         }
         if !self.blobs.is_empty() {
-            blobs::put_pack(client, ns, &self.blobs.finish()).await?;
+            blobs::put_pack(tx, ns, &self.blobs.finish()).await?;
         }
         Ok(self.next)
     }
@@ -120,7 +119,13 @@ impl Reader {
 
     /// # Errors
     /// The payload is gone or broken: a fault of ours.
-    pub async fn get<T: DeserializeOwned>(&self, client: &impl GenericClient, ns: i32, rid: i64, place: &Place) -> ApiResult<Option<T>> {
+    pub async fn get<T: DeserializeOwned>(
+        &self,
+        client: &impl GenericClient,
+        ns: &Namespace,
+        rid: i64,
+        place: &Place,
+    ) -> ApiResult<Option<T>> {
         let parse = |bytes: &[u8]| serde_json::from_slice(bytes).map(Some).map_err(|e| ApiError::internal(&e));
         if let Some(digest) = place.blob.as_deref().and_then(Digest::from_slice) {
             return parse(&blobs::get(client, ns, &digest).await?);

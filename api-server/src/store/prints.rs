@@ -19,7 +19,7 @@ pub async fn of(client: &impl GenericClient, found: &Found) -> ApiResult<Prints>
         let sealed = found.run.state == RunState::Sealed;
         return if sealed { stored(client, found).await } else { Ok(Prints::of(spans::all(client, found).await?.iter())) };
     };
-    let mut prints = stored(client, &runs::by_rid(client, base).await?).await?;
+    let mut prints = stored(client, &runs::by_rid(client, &found.ns.packs, base).await?).await?;
     let own = client.query("SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL", &[&found.rid]).await?;
     let own: Vec<String> = own.iter().map(|row| row.get(0)).collect();
     let (records, states) = (spans::of_ids(client, found, &own).await?, snapshots::of_run(client, found.rid, None).await?);

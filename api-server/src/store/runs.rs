@@ -13,12 +13,13 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::problem::{ApiError, ApiResult};
+use crate::store::{Namespace, Packs};
 
 /// A run as the other queries need it.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub rid: i64,
-    pub ns: i32,
+    pub ns: Namespace,
     pub base_rid: Option<i64>,
     pub run: Run,
 }
@@ -35,7 +36,12 @@ fn json<T: DeserializeOwned>(row: &Row, column: &str) -> ApiResult<Option<T>> {
     }
 }
 
-fn found(row: &Row) -> ApiResult<Found> {
+fn found(row: &Row, packs: &Packs) -> ApiResult<Found> {
+    let ns = Namespace { number: row.get("ns"), packs: packs.clone() };
+    Ok(Found { rid: row.get("rid"), ns, base_rid: row.get("base_rid"), run: run(row)? })
+}
+
+fn run(row: &Row) -> ApiResult<Run> {
     let kind = match row.get("kind") {
         "recorded" => RunKind::Recorded,
         "imported" => RunKind::Imported,
@@ -47,7 +53,7 @@ fn found(row: &Row) -> ApiResult<Found> {
         "sealed" => RunState::Sealed,
         _ => RunState::Deleted,
     };
-    let run = Run {
+    Ok(Run {
         id: row.get("id"),
         namespace: row.get("namespace"),
         name: row.get("name"),
@@ -70,8 +76,7 @@ fn found(row: &Row) -> ApiResult<Found> {
         // The fork's result has these members among others.
         fork_end: json::<ForkEnd>(row, "fork_end")?,
         forks: row.get("forks"),
-    };
-    Ok(Found { rid: row.get("rid"), ns: row.get("ns"), base_rid: row.get("base_rid"), run })
+    })
 }
 
 /// A free name: the wanted one, or with a suffix. The caller inserts it in the same transaction; names are locked per namespace until then.
@@ -138,7 +143,7 @@ fn gone(run: &str) -> ApiError {
 ///
 /// # Errors
 /// 404 naming run and namespace.
-pub async fn find(client: &impl GenericClient, namespace: &str, run: &str) -> ApiResult<Found> {
+pub async fn find(client: &impl GenericClient, packs: &Packs, namespace: &str, run: &str) -> ApiResult<Found> {
     let id = Uuid::parse_str(run).ok();
     let sql = format!(
         "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) WHERE n.name = $1 AND r.state <> 'deleted' AND (r.name = $2 OR r.id = $3)
@@ -146,7 +151,7 @@ pub async fn find(client: &impl GenericClient, namespace: &str, run: &str) -> Ap
     );
     let row = client.query_opt(&sql, &[&namespace, &run, &id]).await?;
     match row {
-        Some(row) => found(&row),
+        Some(row) => found(&row, packs),
         None => Err(ApiError::not_found(
             "RunNotFound",
             format!("no run of namespace {namespace:?} has the name or id {run:?}; `kubectl replay runs -n {namespace}` lists them"),
@@ -156,9 +161,9 @@ pub async fn find(client: &impl GenericClient, namespace: &str, run: &str) -> Ap
 
 /// # Errors
 /// 404.
-pub async fn by_rid(client: &impl GenericClient, rid: i64) -> ApiResult<Found> {
+pub async fn by_rid(client: &impl GenericClient, packs: &Packs, rid: i64) -> ApiResult<Found> {
     let sql = format!("SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) WHERE r.rid = $1");
-    found(&client.query_one(&sql, &[&rid]).await?)
+    found(&client.query_one(&sql, &[&rid]).await?, packs)
 }
 
 /// A page of a namespace's runs, newest first.
@@ -186,11 +191,9 @@ pub async fn list(client: &impl GenericClient, namespace: &str, query: &RunQuery
     );
     let params: [&(dyn ToSql + Sync); 6] = [&namespace, &before, &query.agent, &pattern, &state, &(limit + 1)];
     let rows = client.query(&sql, &params).await?;
-    let mut runs = rows.iter().map(found).collect::<ApiResult<Vec<_>>>()?;
-    let more = runs.len() as i64 > limit;
-    runs.truncate(limit as usize);
-    let next = if more { runs.last().map(|f| f.rid.to_string()) } else { None };
-    Ok(RunPage { runs: runs.into_iter().map(|f| f.run).collect(), next })
+    let page = &rows[..rows.len().min(limit as usize)];
+    let next = page.last().filter(|_| rows.len() > page.len()).map(|row| row.get::<_, i64>("rid").to_string());
+    Ok(RunPage { runs: page.iter().map(run).collect::<ApiResult<_>>()?, next })
 }
 
 /// Forks whose source is this run, oldest first.
@@ -202,7 +205,7 @@ pub async fn forks_of(client: &impl GenericClient, rid: i64) -> ApiResult<Vec<Ru
         "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) JOIN forks f ON f.fork_rid = r.rid
          WHERE f.source_rid = $1 AND r.state <> 'deleted' ORDER BY r.rid"
     );
-    client.query(&sql, &[&rid]).await?.iter().map(|r| found(r).map(|f| f.run)).collect()
+    client.query(&sql, &[&rid]).await?.iter().map(run).collect()
 }
 
 /// A run that takes more, locked.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deadpool_postgres::GenericClient;
+use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_client::ingest::{Edge, SpanUpload};
 use replayfork_client::read::{SpanPage, SpanQuery, SpanSummary};
 use replayfork_core::Digest;
@@ -12,13 +12,13 @@ use tokio_postgres::Row;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::{Place, Reader, Writer};
 use crate::store::runs::Found;
-use crate::store::snapshots;
+use crate::store::{Namespace, snapshots};
 
 /// Writes the parts that are new: of a part sent twice, the first one stands. Returns how many were.
 ///
 /// # Errors
 /// What the database says.
-pub async fn upsert(client: &impl GenericClient, ns: i32, rid: i64, rev: i64, segments: i32, uploads: &[SpanUpload]) -> ApiResult<i64> {
+pub async fn upsert(client: &Transaction<'_>, ns: &Namespace, rid: i64, rev: i64, segments: i32, uploads: &[SpanUpload]) -> ApiResult<i64> {
     let mut merged: HashMap<&str, (Option<&Opening>, Option<&Closing>)> = HashMap::new();
     let mut order: Vec<&str> = Vec::new();
     for upload in uploads {
@@ -278,9 +278,9 @@ pub(super) async fn whole(client: &impl GenericClient, found: &Found, rows: &[(R
     for ((row, times), (rid, opening, closing)) in rows.iter().zip(&places) {
         let id: String = row.get("span_id");
         let state = |edge| states.get(&(id.clone(), edge)).and_then(|s| s.as_ref().ok()).copied();
-        let opening = reader.get::<Opening>(client, found.ns, *rid, opening).await?;
+        let opening = reader.get::<Opening>(client, &found.ns, *rid, opening).await?;
         let opening = opening.ok_or_else(|| ApiError::internal(&format!("span {id:?} has no opening")))?;
-        let mut closing = reader.get::<Closing>(client, found.ns, *rid, closing).await?;
+        let mut closing = reader.get::<Closing>(client, &found.ns, *rid, closing).await?;
         if let Some(closing) = &mut closing {
             closing.output = closing.output.take().map(|o| o.normalised(opening.executor.as_ref()));
         }

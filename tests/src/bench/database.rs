@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use deadpool_postgres::Object;
 use futures::SinkExt;
-use replayfork_api_server::store::{blobs, namespace, runs};
+use replayfork_api_server::store::{Namespace, Packs, blobs, namespace, runs};
 use replayfork_client::ingest::{CreateRun, FinishRun};
 use replayfork_core::Digest;
 use replayfork_core::model::RunEnvironment;
@@ -19,15 +19,15 @@ const SEGMENT: usize = 256 << 10;
 const NAMESPACE: &str = "bench";
 
 /// Writes a generated run, sealed, and its edges for the peers. Gives its name.
-pub async fn write(client: &Object, mut run: Generator, steps: usize, name: &str) -> Result<i64> {
-    let ns = namespace(client, NAMESPACE).await.map_err(said)?;
+pub async fn write(client: &mut Object, mut run: Generator, steps: usize, name: &str) -> Result<i64> {
+    let ns = namespace(client, &Packs::default(), NAMESPACE).await.map_err(said)?;
     let environment = RunEnvironment { image: Some("agent:1".into()), workspace_root: Some("/work".into()), ..RunEnvironment::default() };
     let id = Uuid::new_v4();
     let request: CreateRun =
         serde_json::from_value(serde_json::json!({"id": id, "name": name, "agent": "agent", "environment": environment}))?;
-    runs::create(client, ns, &request, 1).await.map_err(said)?;
+    runs::create(client, ns.number, &request, 1).await.map_err(said)?;
     let rid: i64 = client.query_one("SELECT rid FROM runs WHERE id = $1", &[&id]).await?.get(0);
-    let state = empty_workspace(client, ns).await?;
+    let state = empty_workspace(client, &ns).await?;
     let (mut payloads, mut segments) = (Vec::with_capacity(SEGMENT), 0);
     loop {
         let page: Vec<Step> = run.by_ref().take(20_000).collect();
@@ -75,7 +75,7 @@ pub async fn write(client: &Object, mut run: Generator, steps: usize, name: &str
     write_segments(client, rid, vec![(segments, payloads)]).await?;
     client.execute("UPDATE runs SET spans = $2, segments = $3 WHERE rid = $1", &[&rid, &(steps as i32), &(segments + 1)]).await?;
     let finish: FinishRun = serde_json::from_value(serde_json::json!({"outcome": "Completed", "ended": 2}))?;
-    runs::finish(client, ns, id, &finish, 2).await.map_err(said)?;
+    runs::finish(client, ns.number, id, &finish, 2).await.map_err(said)?;
     Ok(rid)
 }
 
@@ -97,13 +97,15 @@ async fn copy(client: &Object, into: &str, rows: String) -> Result<()> {
 }
 
 /// Node and content digest of a workspace without files.
-async fn empty_workspace(client: &Object, ns: i32) -> Result<(Digest, Digest)> {
+async fn empty_workspace(client: &mut Object, ns: &Namespace) -> Result<(Digest, Digest)> {
     let directory = Directory::default();
     let bytes = directory.encode();
     let node = Digest::of(&bytes);
     let mut pack = PackBuilder::default();
     pack.add(node, BlobKind::Directory, &bytes);
-    blobs::put_pack(client, ns, &pack.finish()).await.map_err(said)?;
+    let tx = client.transaction().await?;
+    blobs::put_pack(&tx, ns, &pack.finish()).await.map_err(said)?;
+    tx.commit().await?;
     Ok((node, directory.content()))
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use deadpool_postgres::Object;
 use replayfork_api_server::diffing;
-use replayfork_api_server::store::runs;
+use replayfork_api_server::store::{Packs, runs};
 
 use crate::database::said;
 use crate::{median, peers};
@@ -14,7 +14,10 @@ const GOAL: f64 = 0.1;
 
 /// Both know of digests of what each step was asked and gave, and find which steps differ; the whole diff, with texts, comes after.
 pub async fn compare(client: &Object, a: &str, b: &str, ratios: &mut Vec<String>) -> Result<()> {
-    let (left, right) = (runs::find(client, "bench", a).await.map_err(said)?, runs::find(client, "bench", b).await.map_err(said)?);
+    let (left, right) = (
+        runs::find(client, &Packs::default(), "bench", a).await.map_err(said)?,
+        runs::find(client, &Packs::default(), "bench", b).await.map_err(said)?,
+    );
     let begun = Instant::now();
     diffing::compare(client, &left, &right).await.map_err(said)?;
     println!("diff: prints made once in {:.1} s", begun.elapsed().as_secs_f64());

@@ -21,7 +21,7 @@ use deadpool_postgres::Object;
 use replayfork_api_server::config::Config;
 use replayfork_api_server::endpoints::Endpoints;
 use replayfork_api_server::planning::{self, LISTED, Ready};
-use replayfork_api_server::store::{graphs, runs};
+use replayfork_api_server::store::{Packs, graphs, runs};
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::plan::{self, Plan, Prepared, outline};
 use replayfork_tests::postgres;
@@ -112,15 +112,15 @@ async fn bench() -> Result<()> {
     let sizes: Vec<usize> = [100_000, 1_000_000].into_iter().filter(|steps| *steps <= most.max(100_000)).collect();
     for (seed, &steps) in sizes.iter().enumerate() {
         let begun = Instant::now();
-        database::write(&client, Generator::new(seed as u64, steps), steps, &size(steps)).await?;
+        database::write(&mut client, Generator::new(seed as u64, steps), steps, &size(steps)).await?;
         println!("rows of {} spans written in {:.1} s", size(steps), begun.elapsed().as_secs_f64());
-        let found = runs::find(&client, "bench", &size(steps)).await.map_err(said)?;
+        let found = runs::find(&client, &Packs::default(), "bench", &size(steps)).await.map_err(said)?;
         let begun = Instant::now();
         graphs::make(&client, &found).await.map_err(said)?;
         let bytes: i64 = client.query_one("SELECT sum(octet_length(data)) FROM run_graphs WHERE rid = $1", &[&found.rid]).await?.get(0);
         println!("graph of {} spans made once in {:.1} s, {:.1} MB", size(steps), begun.elapsed().as_secs_f64(), bytes as f64 / 1e6);
     }
-    database::write(&client, Generator::again(0, 77, 100_000), 100_000, "again").await?;
+    database::write(&mut client, Generator::again(0, 77, 100_000), 100_000, "again").await?;
     database::index_tables(&client).await?;
     let mut ratios = Vec::new();
     diff::compare(&client, &size(100_000), "again", &mut ratios).await?;
@@ -148,7 +148,7 @@ async fn bench() -> Result<()> {
 
 /// A plan as the api-server makes it.
 async fn planned(client: &Object, name: &str, spec: &ForkSpec, config: &Config, endpoints: &Endpoints) -> Result<(Ready, Plan)> {
-    let found = runs::find(client, "bench", name).await.map_err(said)?;
+    let found = runs::find(client, &Packs::default(), "bench", name).await.map_err(said)?;
     let refused = |refusal: planning::Refusal| anyhow::anyhow!(refusal.message);
     let ready = planning::ready(client, &found, spec, LISTED).await.map_err(said)?.map_err(refused)?;
     let plan = {
@@ -161,7 +161,7 @@ async fn planned(client: &Object, name: &str, spec: &ForkSpec, config: &Config, 
 /// A plan from the graph and few records is the one that all records give.
 async fn same_by_all_records(client: &Object, run: &Generator, name: &str) -> Result<()> {
     let spec = Case::Narrow.spec(run, name)?;
-    let found = runs::find(client, "bench", name).await.map_err(said)?;
+    let found = runs::find(client, &Packs::default(), "bench", name).await.map_err(said)?;
     let refused = |refusal: planning::Refusal| anyhow::anyhow!(refusal.message);
     let begun = Instant::now();
     let input = planning::load(client, &found, &spec).await.map_err(said)?.map_err(refused)?;
@@ -179,7 +179,7 @@ async fn same_by_all_records(client: &Object, run: &Generator, name: &str) -> Re
 async fn compare(client: &Object, run: &Generator, steps: usize, case: Case, rounds: usize, ratios: &mut Vec<String>) -> Result<f64> {
     let (config, endpoints) = (config(), Endpoints::load(None)?);
     let (name, spec) = (size(steps), case.spec(run, &size(steps))?);
-    let found = runs::find(client, "bench", &name).await.map_err(said)?;
+    let found = runs::find(client, &Packs::default(), "bench", &name).await.map_err(said)?;
     let adjacency = Adjacency::load(client, found.rid, steps).await?;
     let (mut plan, mut alone, mut cte, mut numbers, mut whole, mut bfs) = (vec![], vec![], vec![], vec![], vec![], vec![]);
     let (step, id) = (case.step(run), run.id(case.step(run)));

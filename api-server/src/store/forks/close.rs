@@ -1,6 +1,6 @@
 //! The end of a fork: the first one stands, with counts and outcome.
 
-use deadpool_postgres::GenericClient;
+use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
 use replayfork_core::fork::DeletionPolicy;
@@ -13,13 +13,13 @@ use super::{get, unknown};
 use crate::planning::SHOWN;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::Writer;
-use crate::store::{graphs, runs, spans};
+use crate::store::{Namespace, Packs, graphs, runs, spans};
 
 /// Ends a fork. The first end stands, and is what is returned.
 ///
 /// # Errors
 /// 404.
-pub async fn close(client: &impl GenericClient, uid: Uuid, request: &CloseFork, now: i64) -> ApiResult<ForkResult> {
+pub async fn close(client: &Transaction<'_>, packs: &Packs, uid: Uuid, request: &CloseFork, now: i64) -> ApiResult<ForkResult> {
     let row = client
         .query_opt("SELECT f.state, f.result, f.fork_rid, f.source_rid, r.base_rid FROM forks f LEFT JOIN runs r ON r.rid = f.fork_rid WHERE f.uid = $1 FOR UPDATE OF f", &[&uid])
         .await?
@@ -32,11 +32,11 @@ pub async fn close(client: &impl GenericClient, uid: Uuid, request: &CloseFork, 
     result.warnings = request.warnings.iter().take(SHOWN).map(|w| w.chars().take(500).collect()).collect();
     let rids = (row.get::<_, Option<i64>>(2), row.get::<_, Option<i64>>(3), row.get::<_, Option<i64>>(4));
     if let (Some(fork_rid), Some(source_rid), Some(base_rid)) = rids {
-        interrupt_open_steps(client, uid, fork_rid, now).await?;
+        interrupt_open_steps(client, packs, uid, fork_rid, now).await?;
         if !matches!(request.reason, CloseReason::Succeeded | CloseReason::Blocked) {
-            skip_unreached(client, uid, (fork_rid, source_rid, base_rid), request, now).await?;
+            skip_unreached(client, packs, uid, (fork_rid, source_rid, base_rid), request, now).await?;
         }
-        summarize(client, fork_rid, source_rid, &mut result).await?;
+        summarize(client, packs, fork_rid, source_rid, &mut result).await?;
         // Blocked steps spent nothing here, and executed ones what they spent.
         client
             .execute(
@@ -66,17 +66,18 @@ pub(super) async fn make_terminal(client: &impl GenericClient, uid: Uuid, result
 }
 
 /// A step that began and has no result is in doubt: it may have run, and is not run again.
-async fn interrupt_open_steps(client: &impl GenericClient, uid: Uuid, fork_rid: i64, now: i64) -> ApiResult<()> {
+async fn interrupt_open_steps(client: &Transaction<'_>, packs: &Packs, uid: Uuid, fork_rid: i64, now: i64) -> ApiResult<()> {
     let open = client.query("UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND state = 'begun' RETURNING span_id", &[&uid]).await?;
     for row in open {
         let span: String = row.get(0);
         let row = client.query_one("SELECT ns, segments, rev + 1 FROM runs WHERE rid = $1", &[&fork_rid]).await?;
-        let (ns, segments, rev): (i32, i32, i64) = (row.get(0), row.get(1), row.get(2));
+        let ns = Namespace { number: row.get(0), packs: packs.clone() };
+        let (segments, rev): (i32, i64) = (row.get(1), row.get(2));
         let closing = canceled(now, "Interrupted: the fork ended before this step's result arrived; it may have run".into());
         let mut payloads = Writer::new(segments);
         let place = payloads.add(&closing)?;
         spans::write_closing(client, fork_rid, &span, rev, &closing, &place).await?;
-        let next = payloads.finish(client, ns, fork_rid).await?;
+        let next = payloads.finish(client, &ns, fork_rid).await?;
         client.execute("UPDATE runs SET segments = $2, rev = $3 WHERE rid = $1", &[&fork_rid, &next, &rev]).await?;
     }
     Ok(())
@@ -89,7 +90,8 @@ fn canceled(now: i64, error: String) -> Closing {
 /// Spans of the plan that the fork did not come to get rows of their own, since a reader would else see the source's results.
 /// What lies before the last reported span was decided about, and reused where it has no row.
 async fn skip_unreached(
-    client: &impl GenericClient,
+    client: &Transaction<'_>,
+    packs: &Packs,
     uid: Uuid,
     (fork_rid, source_rid, base_rid): (i64, i64, i64),
     request: &CloseFork,
@@ -113,7 +115,7 @@ async fn skip_unreached(
             &[&fork_rid, &base_rid, &request.unreached_from],
         )
         .await?;
-    let source = runs::by_rid(client, source_rid).await?;
+    let source = runs::by_rid(client, packs, source_rid).await?;
     let mut names = graphs::Known::default();
     let mut from = 0;
     for row in bounds {
@@ -130,10 +132,10 @@ async fn skip_unreached(
     let closing = canceled(now, format!("not reached: the fork ended as {} before it came to this step", request.reason));
     let spans = spans::of_ids(client, &source, &ids).await?;
     let results: Vec<_> = spans.iter().map(|span| (span, EndSpan { closing: closing.clone(), ..EndSpan::skipped(span, now) })).collect();
-    write_results(client, uid, &results).await
+    write_results(client, packs, uid, &results).await
 }
 
-async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
+async fn summarize(client: &impl GenericClient, packs: &Packs, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
     let rows = client
         .query(
             "SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND pay_rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id",
@@ -158,12 +160,12 @@ async fn summarize(client: &impl GenericClient, fork_rid: i64, source_rid: i64, 
             _ => {}
         }
     }
-    let source = runs::by_rid(client, source_rid).await?;
+    let source = runs::by_rid(client, packs, source_rid).await?;
     debug_assert_eq!(source.run.state, RunState::Sealed);
     result.reused += source.run.spans - rows.len() as i64;
     result.source_outcome = source.run.outcome;
     if matches!(result.reason, CloseReason::Succeeded | CloseReason::Blocked) {
-        let fork = runs::by_rid(client, fork_rid).await?;
+        let fork = runs::by_rid(client, packs, fork_rid).await?;
         result.outcome = outcome(client, &fork, source.run.outcome).await?;
     }
     Ok(())
@@ -192,16 +194,16 @@ async fn outcome(client: &impl GenericClient, fork: &runs::Found, of_source: Opt
 ///
 /// # Errors
 /// 404.
-pub async fn resource_gone(client: &impl GenericClient, uid: Uuid, now: i64) -> ApiResult<()> {
+pub async fn resource_gone(client: &Transaction<'_>, packs: &Packs, uid: Uuid, now: i64) -> ApiResult<()> {
     let fork = get(client, uid).await?;
     if fork.state != ForkState::Terminal {
-        close(client, uid, &CloseFork::new(CloseReason::Deleted, "the ReplayFork was deleted"), now).await?;
+        close(client, packs, uid, &CloseFork::new(CloseReason::Deleted, "the ReplayFork was deleted"), now).await?;
     }
     client.execute("UPDATE forks SET cr_gone_at = now() WHERE uid = $1", &[&uid]).await?;
     if fork.deletion_policy == DeletionPolicy::DeleteRun
         && let Some(fork_rid) = client.query_one("SELECT fork_rid FROM forks WHERE uid = $1", &[&uid]).await?.get::<_, Option<i64>>(0)
     {
-        runs::delete(client, &runs::by_rid(client, fork_rid).await?).await?;
+        runs::delete(client, &runs::by_rid(client, packs, fork_rid).await?).await?;
     }
     Ok(())
 }

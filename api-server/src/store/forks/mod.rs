@@ -16,6 +16,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::problem::{ApiError, ApiResult};
+use crate::store::{Namespace, Packs};
 
 const COLUMNS: &str = "f.uid, n.name AS namespace, f.name, f.state, f.plan -> 'overview' AS overview, f.pod_uid, f.deletion_policy, f.result, \
     s.id AS source_run, s.name AS source_run_name, r.id AS fork_run, r.name AS fork_run_name, \
@@ -83,14 +84,14 @@ pub async fn open_or_owned(client: &impl GenericClient) -> ApiResult<Vec<Fork>> 
 pub struct Claimed {
     pub fork_rid: i64,
     pub source_rid: i64,
-    pub ns: i32,
+    pub ns: Namespace,
 }
 
 /// The row lock of a claimed fork of this pod.
 ///
 /// # Errors
 /// 404; 409 where the fork is not claimed by this pod, or has ended.
-pub async fn claimed(client: &impl GenericClient, uid: Uuid, pod_uid: &str) -> ApiResult<Claimed> {
+pub async fn claimed(client: &impl GenericClient, packs: &Packs, uid: Uuid, pod_uid: &str) -> ApiResult<Claimed> {
     let row = client
         .query_opt("SELECT state, pod_uid, fork_rid, source_rid, ns FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
         .await?
@@ -104,7 +105,7 @@ pub async fn claimed(client: &impl GenericClient, uid: Uuid, pod_uid: &str) -> A
     Ok(Claimed {
         fork_rid: row.get::<_, Option<i64>>(2).ok_or_else(missing)?,
         source_rid: row.get::<_, Option<i64>>(3).ok_or_else(missing)?,
-        ns: row.get(4),
+        ns: Namespace { number: row.get(4), packs: packs.clone() },
     })
 }
 

@@ -1,6 +1,6 @@
 //! Registering: a spec becomes a plan, a pinned source and a run of its own, or a refusal that stands.
 
-use deadpool_postgres::GenericClient;
+use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork, Reproducibility};
 use replayfork_client::read::ForkedFrom;
 use replayfork_core::Digest;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::endpoints::Endpoints;
 use crate::planning::{self, Ready, Refusal};
 use crate::problem::{ApiError, ApiResult};
-use crate::store::{self, blobs, runs, snapshots};
+use crate::store::{self, Packs, blobs, runs, snapshots};
 
 /// Fields of a spec that may change while the fork stays the same.
 const MUTABLE: [&str; 4] = ["suspend", "cancel", "ttlSecondsAfterFinished", "deletionPolicy"];
@@ -41,8 +41,8 @@ fn spec_digest(spec: &Value) -> Digest {
 /// # Errors
 /// 409 for another spec under this uid, or for a run that is not sealed yet (no row is written then).
 pub async fn register(
-    client: &impl GenericClient,
-    (config, endpoints): (&Config, &Endpoints),
+    client: &Transaction<'_>,
+    (config, endpoints, packs): (&Config, &Endpoints, &Packs),
     uid: Uuid,
     request: &RegisterFork,
     now: i64,
@@ -60,13 +60,13 @@ pub async fn register(
         client.execute("UPDATE forks SET deletion_policy = $2 WHERE uid = $1 AND deletion_policy <> $2", &[&uid, &policy]).await?;
         return get(client, uid).await;
     }
-    let ns = store::namespace(client, &request.namespace).await?;
+    let ns = store::namespace(client, packs, &request.namespace).await?;
     let nul = without_nul(&request.spec);
     let stored = nul.as_ref().unwrap_or(&request.spec);
     client
         .execute(
             "INSERT INTO forks (uid, ns, name, spec, spec_digest, deletion_policy) VALUES ($1, $2, $3, $4, $5, $6)",
-            &[&uid, &ns, &request.name, stored, &digest.as_bytes(), &deletion_policy(&request.spec)],
+            &[&uid, &ns.number, &request.name, stored, &digest.as_bytes(), &deletion_policy(&request.spec)],
         )
         .await?;
     if nul.is_some() {
@@ -76,7 +76,7 @@ pub async fn register(
         Ok(spec) => spec,
         Err(error) => return refuse(client, uid, CloseReason::SpecInvalid, format!("spec: {error}")).await,
     };
-    let found = match runs::find(client, &request.namespace, &spec.source.run).await {
+    let found = match runs::find(client, packs, &request.namespace, &spec.source.run).await {
         Ok(found) => found,
         Err(error) if error.reason == "RunNotFound" => {
             return refuse(client, uid, CloseReason::RunNotFound, format!("spec.source.run: {}", error.detail)).await;
@@ -101,7 +101,7 @@ pub async fn register(
     for digest in &named {
         client.execute("INSERT INTO fork_blobs (uid, digest) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &digest.as_bytes()]).await?;
     }
-    if !blobs::missing(client, found.ns, &named).await?.is_empty() {
+    if !blobs::missing(client, found.ns.number, &named).await?.is_empty() {
         return Err(ApiError::unavailable("a content that a patch names has just expired"));
     }
     if !plan.needs_sandbox() {
@@ -120,7 +120,7 @@ pub async fn register(
         if plan.check {
             end.reproducibility = Some(Reproducibility { not_executable: plan.counts.will_block, ..Reproducibility::default() });
         }
-        close(client, uid, &end, now).await?;
+        close(client, packs, uid, &end, now).await?;
     }
     get(client, uid).await
 }
@@ -159,7 +159,7 @@ async fn create_run(
     overview: &PlanOverview,
     now: i64,
 ) -> ApiResult<()> {
-    let name = runs::free_name(client, found.ns, &replayfork_client::run_id::to_label(&request.name)).await?;
+    let name = runs::free_name(client, found.ns.number, &replayfork_client::run_id::to_label(&request.name)).await?;
     let span = &fork.source.spans[fork.fork_span];
     let from = ForkedFrom {
         run: found.run.id,
@@ -188,7 +188,7 @@ async fn create_run(
         )
         .await?;
     for snapshot in fork.patches.snapshot.values() {
-        if let Some((_, rid)) = snapshots::by_content(client, found.ns, &snapshot.content).await? {
+        if let Some((_, rid)) = snapshots::by_content(client, found.ns.number, &snapshot.content).await? {
             client.execute("INSERT INTO run_deps (rid, needs) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&fork_rid, &rid]).await?;
         }
     }
@@ -223,7 +223,7 @@ async fn take_over(client: &impl GenericClient, parent: i64, fork: i64) -> ApiRe
 }
 
 /// Overridden and blocked spans of a fork that needs no pod: their records are written, so all of them are read.
-async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, found: &runs::Found, spec: &ForkSpec, now: i64) -> ApiResult<()> {
+async fn record_without_sandbox(client: &Transaction<'_>, uid: Uuid, found: &runs::Found, spec: &ForkSpec, now: i64) -> ApiResult<()> {
     let refused = |refusal: Refusal| ApiError::internal(&refusal.message);
     let input = planning::load(client, found, spec).await?.map_err(refused)?;
     let fork = Prepared::new(&input.source, &input.contents, spec).map_err(|r| refused(r.into()))?;
@@ -268,5 +268,5 @@ async fn record_without_sandbox(client: &impl GenericClient, uid: Uuid, found: &
             results.push((span, EndSpan::skipped(span, now)));
         }
     }
-    if results.is_empty() { Ok(()) } else { write_results(client, uid, &results).await }
+    if results.is_empty() { Ok(()) } else { write_results(client, &found.ns.packs, uid, &results).await }
 }

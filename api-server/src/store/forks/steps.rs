@@ -1,6 +1,6 @@
 //! Steps: begun before they are executed, ended with what they gave.
 
-use deadpool_postgres::GenericClient;
+use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_client::fork::{BeginSpan, CachedResult, EndSpan, ModelAnswered, ReusedSnapshots};
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
@@ -10,13 +10,13 @@ use uuid::Uuid;
 use super::Claimed;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::Writer;
-use crate::store::{runs, snapshots, spans};
+use crate::store::{Namespace, Packs, runs, snapshots, spans};
 
 /// A step is about to be executed: said before the executor is told.
 ///
 /// # Errors
 /// 409 where the step was begun before, or the fork is not this pod's.
-pub async fn begin(client: &impl GenericClient, uid: Uuid, claimed: &Claimed, span: &Span, begin: &BeginSpan) -> ApiResult<()> {
+pub async fn begin(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span: &Span, begin: &BeginSpan) -> ApiResult<()> {
     let inserted = client
         .execute("INSERT INTO fork_steps (uid, span_id, state) VALUES ($1, $2, 'begun') ON CONFLICT DO NOTHING", &[&uid, &span.id])
         .await?;
@@ -33,7 +33,7 @@ pub async fn begin(client: &impl GenericClient, uid: Uuid, claimed: &Claimed, sp
     let place = payloads.add(&begin.opening)?;
     insert_row(client, claimed.fork_rid, &span.id, rev, Fidelity::Reexecuted, Some(&begin.input_digest)).await?;
     spans::write_opening(client, claimed.fork_rid, &span.id, rev, span.ord, &begin.opening, &place).await?;
-    let next = payloads.finish(client, claimed.ns, claimed.fork_rid).await?;
+    let next = payloads.finish(client, &claimed.ns, claimed.fork_rid).await?;
     client.execute("UPDATE runs SET segments = $2 WHERE rid = $1", &[&claimed.fork_rid, &next]).await?;
     Ok(())
 }
@@ -42,7 +42,7 @@ pub async fn begin(client: &impl GenericClient, uid: Uuid, claimed: &Claimed, sp
 ///
 /// # Errors
 /// 409 for a step that was not begun; 409 with the blobs that must be sent first.
-pub async fn end(client: &impl GenericClient, uid: Uuid, span: &Span, result: &EndSpan) -> ApiResult<()> {
+pub async fn end(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span: &Span, result: &EndSpan) -> ApiResult<()> {
     if result.fidelity == Fidelity::Reexecuted {
         let updated = client
             .query_opt(
@@ -55,8 +55,8 @@ pub async fn end(client: &impl GenericClient, uid: Uuid, span: &Span, result: &E
             return row.map(drop).ok_or_else(|| ApiError::conflict("StepNotBegun", format!("span {:?} was not begun", span.id)));
         }
     }
-    write_results(client, uid, &[(span, result.clone())]).await?;
-    leave_out(client, uid, &result.left_out, result.opening.started).await?;
+    write_results(client, &claimed.ns.packs, uid, &[(span, result.clone())]).await?;
+    leave_out(client, uid, claimed, &result.left_out, result.opening.started).await?;
     if let Some(key) = result.cache_key.filter(|_| result.fidelity == Fidelity::Reexecuted && result.closing.output.is_some()) {
         let sql = "INSERT INTO results (ns, key, rid, span_id) SELECT ns, $2::bytea, fork_rid, $3::text FROM forks WHERE uid = $1 ON CONFLICT DO NOTHING";
         client.execute(sql, &[&uid, &key.as_bytes(), &span.id]).await?;
@@ -65,18 +65,17 @@ pub async fn end(client: &impl GenericClient, uid: Uuid, span: &Span, result: &E
 }
 
 /// Spans that ran as part of one that has another result now have none of their own.
-async fn leave_out(client: &impl GenericClient, uid: Uuid, ids: &[String], now: i64) -> ApiResult<()> {
+async fn leave_out(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, ids: &[String], now: i64) -> ApiResult<()> {
     if ids.is_empty() {
         return Ok(());
     }
-    let (_, _, source_rid) = super::spec_of(client, uid).await?;
-    let found = runs::by_rid(client, source_rid).await?;
+    let found = runs::by_rid(client, &claimed.ns.packs, claimed.source_rid).await?;
     let mut inner = Vec::new();
     for id in ids {
         inner.push(spans::one(client, &found, id).await?.0);
     }
     let results: Vec<_> = inner.iter().map(|span| (span, EndSpan::skipped(span, now))).collect();
-    write_results(client, uid, &results).await
+    write_results(client, &claimed.ns.packs, uid, &results).await
 }
 
 /// A result that another fork left under this key. The fork that asks depends on that run from now on.
@@ -87,12 +86,12 @@ pub async fn cached(client: &impl GenericClient, claimed: &Claimed, key: &Digest
     let row = client
         .query_opt(
             "SELECT c.rid, c.span_id FROM results c JOIN runs r USING (rid) WHERE c.ns = $1 AND c.key = $2 AND r.state <> 'deleted' FOR SHARE OF r",
-            &[&claimed.ns, &key.as_bytes()],
+            &[&claimed.ns.number, &key.as_bytes()],
         )
         .await?;
     let Some(row) = row else { return Ok(None) };
     let (rid, id): (i64, String) = (row.get(0), row.get(1));
-    let found = runs::by_rid(client, rid).await?;
+    let found = runs::by_rid(client, &claimed.ns.packs, rid).await?;
     let (span, _) = spans::one(client, &found, &id).await?;
     let Some(closing) = span.closing.filter(|c| c.output.is_some()) else { return Ok(None) };
     let sql = "INSERT INTO run_deps (rid, needs) SELECT $1::bigint, $2::bigint WHERE $1::bigint <> $2::bigint ON CONFLICT DO NOTHING";
@@ -172,9 +171,9 @@ async fn insert_row(
 }
 
 /// Rows of the fork's own for these spans, in one revision.
-pub(super) async fn write_results(client: &impl GenericClient, uid: Uuid, results: &[(&Span, EndSpan)]) -> ApiResult<()> {
+pub(super) async fn write_results(client: &Transaction<'_>, packs: &Packs, uid: Uuid, results: &[(&Span, EndSpan)]) -> ApiResult<()> {
     let row = client.query_one("SELECT fork_rid, ns FROM forks WHERE uid = $1", &[&uid]).await?;
-    let (rid, ns): (i64, i32) = (row.get(0), row.get(1));
+    let (rid, ns): (i64, _) = (row.get(0), Namespace { number: row.get(1), packs: packs.clone() });
     let (rev, segments) = bump(client, rid).await?;
     let mut payloads = Writer::new(segments);
     for (span, result) in results {
@@ -184,10 +183,10 @@ pub(super) async fn write_results(client: &impl GenericClient, uid: Uuid, result
         let closing = payloads.add(&result.closing)?;
         spans::write_closing(client, rid, &span.id, rev, &result.closing, &closing).await?;
     }
-    let next = payloads.finish(client, ns, rid).await?;
+    let next = payloads.finish(client, &ns, rid).await?;
     client.execute("UPDATE runs SET segments = $2 WHERE rid = $1", &[&rid, &next]).await?;
     for (span, result) in results {
-        put_states(client, ns, rid, &span.id, result.snapshot_before, result.snapshot_after).await?;
+        put_states(client, ns.number, rid, &span.id, result.snapshot_before, result.snapshot_after).await?;
     }
     Ok(())
 }
@@ -211,5 +210,5 @@ async fn put_states(
 /// # Errors
 /// 409 with the blobs that must be sent first.
 pub async fn reused(client: &impl GenericClient, claimed: &Claimed, states: &ReusedSnapshots) -> ApiResult<()> {
-    put_states(client, claimed.ns, claimed.fork_rid, &states.span, Some(states.snapshot_before), Some(states.snapshot_after)).await
+    put_states(client, claimed.ns.number, claimed.fork_rid, &states.span, Some(states.snapshot_before), Some(states.snapshot_after)).await
 }
