@@ -59,8 +59,9 @@ bench-plan: ## Plans of 1e5 and 1e6 spans out of a real Postgres, against a recu
 	cargo run $(if $(DEV),,--release) --package replayfork-tests --bin bench-plan
 
 bench-snapshot: ## Snapshots against tar+zstd, git, restic, borg, cp and floors; needs root; ROUNDS=1 is quicker
-	apt-get install --yes --quiet=2 --no-install-recommends git restic borgbackup zstd time e2fsprogs
+	apt-get install --yes --quiet=2 --no-install-recommends git restic borgbackup zstd time e2fsprogs postgresql
 	cargo bench --package replayfork-snapshot --bench snapshot -- --rounds=$(or $(ROUNDS),3)
+	cargo run --release --package replayfork-tests --bin bench-upload -- --rounds=$(or $(ROUNDS),3) target/bench/snapshot/home/registry/src/*
 
 generate: ## What is generated from the types and committed: CRD, OpenAPI document, the viewer's types
 	cargo build --workspace

@@ -22,8 +22,12 @@ pub struct Group {
 
 /// The units that ran and touch the workspace, or were recorded with it, with their footprints, in order of their start.
 fn touching(source: &Source) -> Vec<(usize, Footprint)> {
+    units(source, |i| !source.was_left_out(i))
+}
+
+fn units(source: &Source, which: impl Fn(usize) -> bool) -> Vec<(usize, Footprint)> {
     let mut units: Vec<_> = (0..source.spans.len())
-        .filter(|&i| source.is_unit(i) && !source.spans[i].did_not_run() && !source.was_left_out(i))
+        .filter(|&i| source.is_unit(i) && !source.spans[i].did_not_run() && which(i))
         .map(|i| (i, source.footprint(i)))
         .filter(|(i, footprint)| !footprint.is_none() || source.spans[*i].snapshot_before.is_some())
         .collect();
@@ -171,7 +175,8 @@ pub fn recorded_changes<E>(
     // Between the last of all earlier units to end, and a unit that none of them overlaps.
     let mut last: Option<usize> = None;
     let mut state = source.spans.iter().find_map(|s| s.snapshot_before);
-    for (unit, footprint) in &units {
+    // What came before a unit that a fork blocked is told by the workspace that it would have seen.
+    for (unit, footprint) in &self::units(source, |i| !source.was_left_out(i) || source.spans[i].snapshot_before.is_some()) {
         // What a fork has walked is in sequence, but for groups that it kept as one.
         let together = |l: usize| if source.is_walked(*unit) { known.tangled(l, *unit) } else { overlap(source, l, *unit) };
         let alone = last.is_none_or(|l| !together(l));
@@ -184,9 +189,12 @@ pub fn recorded_changes<E>(
         }
         if alone || source.is_walked(*unit) || last.is_none_or(|l| source.interval(l).1 <= source.interval(*unit).1) {
             last = Some(*unit);
-            // A step that writes nothing and has no snapshots leaves what was there.
-            if record.snapshot_after.is_some() || !footprint.writes.is_empty() {
-                state = record.snapshot_after;
+            // A step that writes nothing leaves what was there.
+            let left = source.left(*unit).map(|(state, _)| state);
+            if left.is_some() || !footprint.writes.is_empty() {
+                state = left;
+            } else {
+                state = record.snapshot_before.or(state);
             }
         }
     }

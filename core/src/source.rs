@@ -326,10 +326,10 @@ impl Source {
         let units = |range: std::ops::Range<usize>| range.filter(|&i| self.is_unit(i) && !self.spans[i].did_not_run());
         // A step that writes nothing and has no snapshots left what was there; so did one of a fork that only left paths unknown.
         let left_unknown = |i: usize| self.spans[i].closing.as_ref().is_some_and(|c| !c.unknown.is_empty());
-        let tells = |&i: &usize| self.spans[i].snapshot_after.is_some() || (!self.footprint(i).writes.is_empty() && !left_unknown(i));
+        let tells = |&i: &usize| self.left(i).is_some() || (!self.footprint(i).writes.is_empty() && !left_unknown(i));
         let ended = |i: usize| if self.is_walked(i) { i64::MAX } else { self.interval(i).1 };
         match units(0..first).filter(tells).max_by_key(|&i| (ended(i), i)) {
-            Some(last) => self.spans[last].snapshot_after,
+            Some(last) => self.left(last).map(|(state, _)| state),
             // Nothing has changed it yet: it is what the last step to see it found, or the next one will.
             None => self.spans[..=first].iter().rev().find_map(|s| s.snapshot_before).or_else(|| {
                 let decides = |&i: &usize| {
@@ -339,6 +339,14 @@ impl Source {
                 (first..self.spans.len()).find(decides).and_then(|i| self.spans[i].snapshot_before)
             }),
         }
+    }
+
+    /// The recorded workspace that a unit left, and whether it is the one after it: one that a fork blocked left what was there
+    /// before, but for paths that nobody knows.
+    pub(crate) fn left(&self, unit: usize) -> Option<(SnapshotRef, bool)> {
+        let record = &self.spans[unit];
+        let before = || record.snapshot_before.filter(|_| record.status() == Status::Blocked);
+        record.snapshot_after.map(|state| (state, true)).or_else(|| Some((before()?, false)))
     }
 
     /// The recorded workspace as a replay that keeps everything would have it right before a unit. `None` where no snapshot shows

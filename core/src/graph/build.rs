@@ -261,10 +261,10 @@ pub(super) fn states(source: &Source) -> Vec<Option<(u32, bool)>> {
         seen = here.or(seen);
         states.push(match (here.filter(|_| !spans[i].did_not_run()), last) {
             (Some(here), _) => Some((here, false)),
-            (None, Some((_, last))) => spans[last].snapshot_after.map(|_| (last as u32, true)),
+            (None, Some((_, last))) => source.left(last).map(|(_, after)| (last as u32, after)),
             (None, None) => seen.or(next[i]).map(|i| (i, false)),
         });
-        if ran(i) && (spans[i].snapshot_after.is_some() || (writes[i] && !left_unknown(i))) {
+        if ran(i) && (source.left(i).is_some() || (writes[i] && !left_unknown(i))) {
             last = last.max(Some((ended(i), i)));
         }
     }

@@ -144,6 +144,20 @@ fn a_file_that_something_else_wrote_is_known_again_where_the_next_fork_starts() 
 }
 
 #[test]
+fn what_came_right_before_a_blocked_step_is_there_when_a_fork_begins_at_it() {
+    let run = run(&[])
+        .step("ask", says(SpanKind::ToolCall, "yes"))
+        .meanwhile("echo 2 > gap")
+        .step("make", sh("echo {{ ask }} > a").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .meanwhile("echo 3 > later")
+        .step("use", sh("cat gap; cat later; cat a").sees(&["gap", "later", "a"], &[]))
+        .recorded();
+    let fork = run.fork("ask", json!([output("no")])).as_run();
+    fork.fork("make", json!([output("given"), on("use", file("a", "1"))])).gives("use", "2\n3\n1").has("gap", "2").has("later", "3");
+    fork.fork("use", json!([file("a", "1")])).gives("use", "2\n3\n1").has("gap", "2");
+}
+
+#[test]
 fn a_check_runs_what_can_run_on_its_recorded_inputs_and_says_what_differs() {
     let recorded = run(&[("conf", "0")])
         .step("ask", says(SpanKind::ToolCall, "yes"))

@@ -227,6 +227,6 @@ fn a_file_patch_of_what_is_there_already_is_no_change_amid_them_either() {
         .recorded();
     run.fork("first", json!([file("in", "0"), env("V", "1")])).tells(&[
         "first: will run (PatchedInput) -> ran",
-        "ask: may be blocked (DependencyUnknown ModelBlocked IncompleteContract) -> reused",
+        "ask: may be blocked (DependencyUnknown ModelBlocked) -> reused",
     ]);
 }

@@ -209,7 +209,7 @@ impl Driver<'_, '_> {
                 (Became::Overridden, Some(output))
             }
             Step::Block { blocked, unknown } => {
-                self.block(n, unknown);
+                self.block(n, at_start, unknown);
                 (Became::Blocked(blocked), None)
             }
             Step::Serve(execution, answer) => {
@@ -273,7 +273,7 @@ impl Driver<'_, '_> {
         self.store(n, at_start, Fidelity::Overridden, (Status::Completed, Some(output)), None);
     }
 
-    fn block(&mut self, n: usize, unknown: Vec<String>) {
+    fn block(&mut self, n: usize, at_start: SnapshotRef, unknown: Vec<String>) {
         let source = self.fork.source;
         self.end.blocked.insert(n);
         self.forget(n);
@@ -286,7 +286,7 @@ impl Driver<'_, '_> {
             closing: Some(Closing { verdict: span.verdict(), unknown, ..Closing::new(times.1.min(i64::MAX - 1), Status::Blocked, None) }),
             fidelity: Fidelity::Blocked,
             first_recorded: Some(times),
-            snapshot_before: None,
+            snapshot_before: span.opening.sees_workspace().then_some(at_start),
             snapshot_after: None,
             ..span.clone()
         };

@@ -193,7 +193,7 @@ impl Walk<'_> {
                 self.out.workspace.change(&changes).await?;
                 self.override_with(index, before, output).await?;
             }
-            Step::Block { blocked, unknown } => self.block(index, blocked, unknown).await?,
+            Step::Block { blocked, unknown } => self.block(index, before, blocked, unknown).await?,
             Step::Serve(execution, answer) => self.serve(index, before, &execution, &answer).await?,
             Step::Execute(execution) => return self.execute(index, before, &execution).await,
             Step::NotExecutable(blocked) => {
@@ -257,11 +257,14 @@ impl Walk<'_> {
         Ok(())
     }
 
-    async fn block(&mut self, index: usize, blocked: Vec<Blocked>, unknown: Vec<String>) -> anyhow::Result<()> {
+    async fn block(&mut self, index: usize, before: SnapshotRef, blocked: Vec<Blocked>, unknown: Vec<String>) -> anyhow::Result<()> {
         // The verdict stays: a fork of this fork is no way around a gate.
-        let verdict = self.fork.source.spans[index].verdict();
+        let span = &self.fork.source.spans[index];
+        let verdict = span.verdict();
         let closing = Closing { verdict, blocked, unknown, ..Closing::new(now(), Status::Blocked, None) };
-        let end = self.end_of(index, Fidelity::Blocked, closing, None);
+        let mut end = self.end_of(index, Fidelity::Blocked, closing, None);
+        // A fork of this fork may begin here.
+        end.snapshot_before = span.opening.sees_workspace().then_some(before);
         self.end(index, &end).await?;
         self.replay.blocked(index);
         Ok(())

@@ -52,7 +52,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     table.print();
     let last = stores.last().ok_or("no rounds")?;
     println!("store bytes: replayfork {}, tar+zstd {}, git {}, restic {}, borg {}", last.ours, last.tar, last.git, last.restic, last.borg);
-    println!("not measured here: through the api-server into Postgres, and into S3");
     ratios(&table, &stores, grown);
     Ok(())
 }

@@ -107,7 +107,7 @@ async fn bench() -> Result<()> {
     };
     let server = postgres::Server::start()?;
     let pool = postgres::pool(&server.url()).await?;
-    let client = pool.get().await?;
+    let mut client = pool.get().await?;
     database::make_tables(&client).await?;
     let sizes: Vec<usize> = [100_000, 1_000_000].into_iter().filter(|steps| *steps <= most.max(100_000)).collect();
     for (seed, &steps) in sizes.iter().enumerate() {

@@ -160,6 +160,21 @@ fn monitors_exist_only_when_asked_for() {
 }
 
 #[test]
+fn packs_go_to_a_bucket_with_its_secret_or_to_a_folder_with_its_claim() {
+    assert_eq!(env(&rendered(&[]), "replayfork-api-server", "REPLAYFORK_BLOB_STORE").unwrap(), "postgres");
+    let objects = rendered(&["blobs.store.url=s3://recorded/here", "blobs.store.existingSecret=blobs"]);
+    assert_eq!(env(&objects, "replayfork-api-server", "REPLAYFORK_BLOB_STORE").unwrap(), "s3://recorded/here");
+    let container = &pod(&objects, "replayfork-api-server")["containers"][0];
+    assert_eq!(container["envFrom"], json!([{"secretRef": {"name": "blobs"}}]));
+    let objects = rendered(&["blobs.store.url=file:///var/lib/replayfork", "blobs.store.existingClaim=blobs"]);
+    let pod = pod(&objects, "replayfork-api-server");
+    let named = |list: &Value| list.as_array().unwrap().iter().find(|v| v["name"] == "blobs").cloned().unwrap();
+    assert_eq!(named(&pod["containers"][0]["volumeMounts"])["mountPath"], "/var/lib/replayfork");
+    assert_eq!(named(&pod["volumes"])["persistentVolumeClaim"]["claimName"], "blobs");
+    assert!(pod["containers"][0]["envFrom"].is_null());
+}
+
+#[test]
 fn endpoints_reach_the_api_server_as_a_file_and_their_keys_as_files_of_their_own() {
     let endpoints = json!({
         "staging": {"url": "https://models.example/v1", "existingSecret": {"name": "keys", "key": "staging"}, "models": ["m-1"], "timeoutSeconds": 30},
