@@ -100,7 +100,7 @@ impl Kept {
 fn capture(
     folder: &Path,
     store: &Path,
-    stored: impl Fn(&Path) + Send + 'static,
+    mut stored: impl FnMut(&Path) + Send + 'static,
 ) -> tokio::task::JoinHandle<Result<SnapshotRef, SnapshotError>> {
     let (folder, store) = (folder.to_owned(), store.to_owned());
     tokio::task::spawn_blocking(move || {
