@@ -41,7 +41,7 @@ pub fn replay_paths(
         if after.is_some() {
             steps.extend(no_folders(nodes, blobs, current, path)?);
         }
-        if before.as_ref().map(Entry::identity) != after.as_ref().map(Entry::identity) {
+        if !same(before.as_ref(), after.as_ref()) {
             steps.push(Step { path: path.clone(), before, after });
         }
     }
@@ -58,6 +58,14 @@ pub fn replay_paths(
         }
     }
     restore_folder_times(&top, nodes, blobs, target, &steps)
+}
+
+/// Whether two entries are equal but for name and time; folders are if all below them is.
+fn same(one: Option<&Entry>, other: Option<&Entry>) -> bool {
+    match (one.map(|e| &e.kind), other.map(|e| &e.kind)) {
+        (Some(Kind::Directory { node: one }), Some(Kind::Directory { node: other })) => one == other,
+        (one, other) => one.map(Kind::identity) == other.map(Kind::identity),
+    }
 }
 
 impl Step {

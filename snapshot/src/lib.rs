@@ -19,12 +19,12 @@ mod tree;
 pub use apply::{put_file, read_file, replay_paths};
 pub use capture::{Captured, Capturer, Skipped, Stored};
 pub use error::{Hostile, SnapshotError};
-pub use node::{Directory, Entry, Kind, MAX_ENTRIES, MAX_NAME};
+pub use node::{Directory, DirectoryBuilder, Entry, Kind, MAX_ENTRIES, Node};
 pub use pack::{BlobKind, Frame, PACK_SIZE, PackBuilder, PackIndex, PackedBlob, parse_pack, read_frame};
 pub use restore::restore;
 pub use seen::{footprint_content, seen_through_links};
 pub use store::{Blobs, Fault, LocalStore};
-pub use tree::{Change, MAX_DEPTH, Nodes, diff, entry_at, reachable};
+pub use tree::{Change, MAX_DEPTH, MAX_NODE_DEPTH, Nodes, diff, entry_at, reachable};
 
 /// A path as text: UTF-8 stays as it is, other bytes and backslashes become `\xNN`, so that it can be read back.
 pub fn path_text(path: &[u8]) -> String {

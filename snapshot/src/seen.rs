@@ -130,7 +130,7 @@ impl View<'_> {
         let node = match stop.entry.as_ref().map(|e| &e.kind) {
             _ if !below => return Ok(Vec::new()),
             // Of the whole workspace nothing leads out.
-            Some(Kind::Directory { node, .. }) => *node,
+            Some(Kind::Directory { node }) => *node,
             _ => return Ok(Vec::new()),
         };
         let links = self.nodes.links(self.blobs, &node)?;
@@ -143,11 +143,11 @@ impl View<'_> {
 
     fn hash(&mut self, hasher: &mut Hasher, stop: &Stop, below: bool) -> Result<(), SnapshotError> {
         match stop.entry.as_ref() {
-            None if stop.at.is_empty() && below => hasher.add("root", self.nodes.get(self.blobs, self.root)?.content().as_bytes()),
+            None if stop.at.is_empty() && below => hasher.add("root", self.nodes.content(self.blobs, self.root)?.as_bytes()),
             None if stop.at.is_empty() => hasher.add("folder", b""),
             None => hasher.add("absent", b""),
             Some(entry) => match &entry.kind {
-                Kind::Directory { content, .. } if below => hasher.add("folder", content.as_bytes()),
+                Kind::Directory { node } if below => hasher.add("folder", self.nodes.content(self.blobs, node)?.as_bytes()),
                 Kind::Directory { .. } => hasher.add("folder", b""),
                 _ => hasher.add("entry", entry.identity().as_bytes()),
             },

@@ -6,47 +6,60 @@ use std::sync::Arc;
 use replayfork_core::Digest;
 
 use crate::error::{Hostile, SnapshotError};
-use crate::node::{Directory, Entry, Kind};
+use crate::node::{Directory, Entry, Kind, MAX_LEVEL, Node};
 use crate::store::Blobs;
 
 /// Levels that a tree may have.
 pub const MAX_DEPTH: usize = 256;
+/// Nodes that may lie one below the other in a tree.
+pub const MAX_NODE_DEPTH: usize = (MAX_DEPTH + 1) * (MAX_LEVEL as usize + 1);
 /// Entries that a tree may have.
 pub const MAX_TREE: usize = 32_000_000;
 
 /// A symlink: its path below some folder, and where it leads.
 pub type Link = (Vec<u8>, Vec<u8>);
 
-/// Decoded directories by node digest, loaded as they are needed.
+/// Decoded nodes by digest, loaded as they are needed, and directories put together from them.
 #[derive(Default)]
 pub struct Nodes {
+    nodes: HashMap<Digest, Arc<Node>>,
     directories: HashMap<Digest, Arc<Directory>>,
     links: HashMap<Digest, Arc<Vec<Link>>>,
 }
 
 impl Nodes {
-    pub fn insert(&mut self, node: Digest, directory: Directory) {
-        self.directories.insert(node, Arc::new(directory));
+    pub fn insert(&mut self, digest: Digest, node: Node) {
+        self.nodes.insert(digest, Arc::new(node));
     }
 
-    pub fn contains(&self, node: &Digest) -> bool {
-        self.directories.contains_key(node)
+    pub fn contains(&self, digest: &Digest) -> bool {
+        self.nodes.contains_key(digest)
     }
 
-    /// A directory that was loaded before.
-    pub fn at_hand(&self, node: &Digest) -> Option<Arc<Directory>> {
-        self.directories.get(node).cloned()
+    /// A node that was loaded before.
+    pub fn at_hand(&self, digest: &Digest) -> Option<Arc<Node>> {
+        self.nodes.get(digest).cloned()
     }
 
+    /// A directory by its topmost node.
+    ///
     /// # Errors
-    /// The node is missing or hostile.
+    /// A node of it is missing or hostile.
     pub fn get(&mut self, blobs: &mut dyn Blobs, node: &Digest) -> Result<Arc<Directory>, SnapshotError> {
         if let Some(directory) = self.directories.get(node) {
             return Ok(directory.clone());
         }
-        let directory = Arc::new(Directory::decode(&blobs.get(node)?)?);
+        let directory = Arc::new(Directory::read(node, &mut |digest| load(&mut self.nodes, blobs, digest))?);
         self.directories.insert(*node, directory.clone());
         Ok(directory)
+    }
+
+    /// A directory's content.
+    ///
+    /// # Errors
+    /// The node is missing, or is none of a directory.
+    pub fn content(&mut self, blobs: &mut dyn Blobs, node: &Digest) -> Result<Digest, SnapshotError> {
+        load(&mut self.nodes, blobs, node)?.directory_content(node).map_err(Into::into)
     }
 
     /// All symlinks below a folder, in path order.
@@ -65,10 +78,10 @@ impl Nodes {
             return Ok(links.clone());
         }
         let mut links = Vec::new();
-        for entry in &self.get(blobs, node)?.entries {
+        for entry in self.get(blobs, node)?.entries() {
             match &entry.kind {
                 Kind::Symlink { target } => links.push((entry.name.clone(), target.clone())),
-                Kind::Directory { node, .. } => {
+                Kind::Directory { node } => {
                     let below = self.links_at(blobs, node, depth + 1)?;
                     links.extend(below.iter().map(|(path, target)| ([&entry.name[..], b"/", path].concat(), target.clone())));
                 }
@@ -79,6 +92,15 @@ impl Nodes {
         self.links.insert(*node, links.clone());
         Ok(links)
     }
+}
+
+fn load(nodes: &mut HashMap<Digest, Arc<Node>>, blobs: &mut dyn Blobs, digest: &Digest) -> Result<Arc<Node>, SnapshotError> {
+    if let Some(node) = nodes.get(digest) {
+        return Ok(node.clone());
+    }
+    let node = Arc::new(Node::decode(&blobs.get(digest)?)?);
+    nodes.insert(*digest, node.clone());
+    Ok(node)
 }
 
 /// A path that differs between two trees. Directories stand for themselves: what is below has changes of its own.
@@ -114,9 +136,9 @@ fn diff_into(
     if depth > MAX_DEPTH {
         return Err(Hostile { entry: crate::path_text(path), why: "lies too deep" }.into());
     }
-    let mut load = |node: Option<&Digest>| node.map_or_else(|| Ok(Arc::default()), |n| nodes.get(blobs, n));
+    let mut load = |node: Option<&Digest>| node.map(|n| nodes.get(blobs, n)).transpose();
     let (left, right) = (load(a)?, load(b)?);
-    let (mut l, mut r) = (left.entries.iter().peekable(), right.entries.iter().peekable());
+    let (mut l, mut r) = (left.iter().flat_map(|d| d.entries()).peekable(), right.iter().flat_map(|d| d.entries()).peekable());
     loop {
         let (x, y) = match (l.peek(), r.peek()) {
             (None, None) => return Ok(()),
@@ -135,7 +157,7 @@ fn diff_into(
         }
         path.extend_from_slice(name);
         let folder = |e: Option<&Entry>| match e.map(|e| &e.kind) {
-            Some(Kind::Directory { node, content }) => Some((*node, *content)),
+            Some(Kind::Directory { node }) => Some(*node),
             _ => None,
         };
         let (x_dir, y_dir) = (folder(x), folder(y));
@@ -146,9 +168,12 @@ fn diff_into(
         if !both && x.map(Entry::identity) != y.map(Entry::identity) {
             changes.push(Change { path: path.clone(), before: x.cloned(), after: y.cloned() });
         }
-        let same_content = both && x_dir.map(|d| d.1) == y_dir.map(|d| d.1);
+        let same_content = match (x_dir, y_dir) {
+            (Some(x), Some(y)) => x == y || nodes.content(blobs, &x)? == nodes.content(blobs, &y)?,
+            _ => false,
+        };
         if !same_content && (x_dir.is_some() || y_dir.is_some()) {
-            diff_into(nodes, blobs, path, x_dir.map(|d| d.0).as_ref(), y_dir.map(|d| d.0).as_ref(), changes, depth + 1)?;
+            diff_into(nodes, blobs, path, x_dir.as_ref(), y_dir.as_ref(), changes, depth + 1)?;
         }
         path.truncate(length);
     }
@@ -166,7 +191,7 @@ pub fn entry_at(nodes: &mut Nodes, blobs: &mut dyn Blobs, root: &Digest, path: &
         if parts.peek().is_none() {
             return Ok(Some(entry.clone()));
         }
-        let Kind::Directory { node, .. } = &entry.kind else { return Ok(None) };
+        let Kind::Directory { node } = &entry.kind else { return Ok(None) };
         directory = nodes.get(blobs, &node.clone())?;
     }
     Ok(None)
@@ -200,10 +225,12 @@ fn collect(
     if !seen.insert(*node) {
         return Ok(());
     }
+    let directory = nodes.get(blobs, node)?;
     order.push(*node);
-    for entry in &nodes.get(blobs, node)?.entries {
+    order.extend(directory.parts().iter().filter(|part| seen.insert(**part)));
+    for entry in directory.entries() {
         match &entry.kind {
-            Kind::Directory { node, .. } => collect(nodes, blobs, node, seen, order, depth + 1)?,
+            Kind::Directory { node } => collect(nodes, blobs, node, seen, order, depth + 1)?,
             _ => order.extend(entry.blobs().into_iter().filter(|d| seen.insert(*d))),
         }
     }

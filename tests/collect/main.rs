@@ -2,6 +2,7 @@
 //! else goes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use replayfork_client::BLOBS_MISSING;
 use replayfork_client::ingest::{CreateRun, SnapshotUpload};
 use replayfork_core::Digest;
 use replayfork_core::model::SnapshotRef;
-use replayfork_snapshot::{BlobKind, Directory, Entry, Kind, PackBuilder};
+use replayfork_snapshot::{BlobKind, DirectoryBuilder, Kind, PackBuilder};
 use replayfork_tests::{postgres, s3};
 use serde_json::json;
 use uuid::Uuid;
@@ -59,27 +60,26 @@ fn content(n: u32) -> Vec<u8> {
 impl Tree {
     fn random(choices: &mut Choices) -> Self {
         let mut blobs = BTreeMap::new();
-        let mut keep = |directory: &Directory| {
-            let bytes = directory.encode();
-            let node = Digest::of(&bytes);
-            blobs.insert(node, (BlobKind::Directory, bytes));
-            SnapshotRef { content: directory.content(), node }
+        let mut keep = |node, bytes: &[u8]| {
+            blobs.insert(node, (BlobKind::Directory, bytes.to_vec()));
+            Ok::<_, Infallible>(())
         };
         let mut files = Vec::new();
-        let mut top = Directory::default();
+        let mut top = DirectoryBuilder::default();
         for folder in 0..1 + choices.below(3) {
-            let mut inside = Directory::default();
-            for file in 0..1 + choices.below(3) {
+            let mut inside = DirectoryBuilder::default();
+            // Enough files for several nodes, now and then.
+            for file in 0..1 + choices.below(3) * choices.below(10) {
                 let bytes = content(choices.below(CONTENTS));
                 let digest = Digest::of(&bytes);
                 let kind = Kind::File { size: bytes.len() as u64, executable: false, digest, chunks: Vec::new() };
-                inside.entries.push(Entry { name: format!("f{file}").into_bytes(), mtime: 0, kind });
+                let Ok(()) = inside.add(format!("f{file:02}").as_bytes(), 0, &kind, &mut keep);
                 files.push((digest, bytes));
             }
-            let SnapshotRef { content, node } = keep(&inside);
-            top.entries.push(Entry { name: format!("d{folder}").into_bytes(), mtime: 0, kind: Kind::Directory { content, node } });
+            let Ok(inside) = inside.finish(&mut keep);
+            let Ok(()) = top.add_directory(format!("d{folder}").as_bytes(), 0, inside, &mut keep);
         }
-        let root = keep(&top);
+        let Ok(root) = top.finish(&mut keep);
         blobs.extend(files.into_iter().map(|(digest, bytes)| (digest, (BlobKind::Data, bytes))));
         Self { blobs, root }
     }

@@ -176,23 +176,24 @@ pub async fn tree(
         snapshot.node
     } else {
         match entry_at(&mut trees.nodes, &mut Loaded, &snapshot.node, &path)?.map(|e| e.kind) {
-            Some(Kind::Directory { node, .. }) => node,
+            Some(Kind::Directory { node }) => node,
             _ => return Err(diffing::not_in_tree(&query.path)),
         }
     };
-    let entries = trees.nodes.get(&mut Loaded, &node)?.entries.iter().map(entry).collect();
+    let directory = trees.nodes.get(&mut Loaded, &node)?;
+    let entries = directory.entries().map(|e| entry(&mut trees, e)).collect::<Result<_, _>>()?;
     Ok(Json(TreeListing { snapshot, path: query.path, entries }))
 }
 
-fn entry(entry: &replayfork_snapshot::Entry) -> TreeEntry {
+fn entry(trees: &mut Trees, entry: &replayfork_snapshot::Entry) -> ApiResult<TreeEntry> {
     let (kind, size, digest, target) = match &entry.kind {
         Kind::File { size, executable, digest, .. } => {
             (if *executable { TreeEntryKind::Executable } else { TreeEntryKind::File }, Some(*size as i64), Some(*digest), None)
         }
         Kind::Symlink { target } => (TreeEntryKind::Symlink, None, None, Some(path_text(target))),
-        Kind::Directory { content, .. } => (TreeEntryKind::Directory, None, Some(*content), None),
+        Kind::Directory { node } => (TreeEntryKind::Directory, None, Some(trees.nodes.content(&mut Loaded, node)?), None),
     };
-    TreeEntry { name: path_text(&entry.name), kind, size, digest, target, mtime: entry.mtime }
+    Ok(TreeEntry { name: path_text(&entry.name), kind, size, digest, target, mtime: entry.mtime })
 }
 
 /// A file of a workspace state.

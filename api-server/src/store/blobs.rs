@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_core::Digest;
-use replayfork_snapshot::{BlobKind, Blobs, Directory, Frame, Nodes, PackIndex, PackedBlob, SnapshotError, parse_pack, read_frame};
+use replayfork_snapshot::{
+    BlobKind, Blobs, Frame, MAX_NODE_DEPTH, Node, Nodes, PackIndex, PackedBlob, SnapshotError, parse_pack, read_frame,
+};
 
 use crate::problem::{ApiError, ApiResult};
 use crate::store::Namespace;
@@ -26,7 +28,7 @@ pub async fn missing(client: &impl GenericClient, ns: i32, digests: &[Digest]) -
     Ok(digests.iter().copied().filter(|d| !have.contains(d)).collect())
 }
 
-/// Stores a pack whose every blob has been verified, with all that its directories name already there or in it.
+/// Stores a pack whose every blob has been verified, with all that its directories' nodes name already there or in it.
 /// Returns how many blobs were new, and how many known.
 ///
 /// # Errors
@@ -38,8 +40,7 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
     pack.each::<ApiError>(|blob, content| {
         inside.insert(blob.digest);
         if blob.kind == BlobKind::Directory {
-            let directory = Directory::decode(content).map_err(SnapshotError::from)?;
-            named.extend(directory.entries.iter().flat_map(replayfork_snapshot::Entry::blobs));
+            named.extend(Node::decode(content).map_err(SnapshotError::from)?.blobs());
         }
         Ok(())
     })?;
@@ -163,7 +164,7 @@ pub async fn get(client: &impl GenericClient, ns: &Namespace, digest: &Digest) -
     found.remove(digest).ok_or_else(|| ApiError::missing(vec![*digest]))
 }
 
-/// Directories of trees, fetched level by level, so that pure code can walk them.
+/// Nodes of trees, fetched level by level, so that pure code can walk them.
 #[derive(Default)]
 pub struct Trees {
     pub nodes: Nodes,
@@ -185,7 +186,7 @@ impl Trees {
     /// A missing or hostile node.
     pub async fn load(&mut self, client: &impl GenericClient, ns: &Namespace, roots: impl IntoIterator<Item = Digest>) -> ApiResult<()> {
         let mut level: Vec<Digest> = roots.into_iter().filter(|d| !self.nodes.contains(d)).collect();
-        for _ in 0..=replayfork_snapshot::MAX_DEPTH {
+        for _ in 0..MAX_NODE_DEPTH {
             level.sort_unstable();
             level.dedup();
             if level.is_empty() {
@@ -193,15 +194,9 @@ impl Trees {
             }
             let mut below = Vec::new();
             for (digest, bytes) in get_many(client, ns, &level).await? {
-                let directory = Directory::decode(&bytes).map_err(|e| ApiError::internal(&e))?;
-                for entry in &directory.entries {
-                    if let replayfork_snapshot::Kind::Directory { node, .. } = &entry.kind
-                        && !self.nodes.contains(node)
-                    {
-                        below.push(*node);
-                    }
-                }
-                self.nodes.insert(digest, directory);
+                let node = Node::decode(&bytes).map_err(|e| ApiError::internal(&e))?;
+                below.extend(node.nodes().into_iter().filter(|below| !self.nodes.contains(below)));
+                self.nodes.insert(digest, node);
             }
             level = below;
         }

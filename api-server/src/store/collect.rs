@@ -12,7 +12,7 @@ use std::time::Duration;
 use deadpool_postgres::{Client, GenericClient, Transaction};
 use replayfork_core::Digest;
 use replayfork_core::patch::Patch;
-use replayfork_snapshot::{BlobKind, Directory, Entry, PackBuilder, parse_pack, read_frame};
+use replayfork_snapshot::{BlobKind, Node, PackBuilder, parse_pack, read_frame};
 use tokio_postgres::Row;
 
 use crate::problem::{ApiError, ApiResult};
@@ -97,8 +97,8 @@ async fn reached(client: &impl GenericClient, ns: &Namespace, from: HashSet<Dige
     let mut open: Vec<Digest> = reached.iter().copied().collect();
     while !open.is_empty() {
         let some = open.split_off(open.len().saturating_sub(BATCH));
-        for directory in directories(client, ns, &some).await? {
-            for blob in directory.entries.iter().flat_map(Entry::blobs) {
+        for node in nodes(client, ns, &some).await? {
+            for blob in node.blobs() {
                 if reached.insert(blob) {
                     open.push(blob);
                 }
@@ -108,8 +108,8 @@ async fn reached(client: &impl GenericClient, ns: &Namespace, from: HashSet<Dige
     Ok(reached)
 }
 
-/// Those of these blobs that are directories.
-async fn directories(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) -> ApiResult<Vec<Directory>> {
+/// Those of these blobs that are nodes of directories.
+async fn nodes(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) -> ApiResult<Vec<Node>> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
     let rows = client.query("SELECT digest, kind FROM blobs WHERE ns = $1 AND digest = ANY($2)", &[&ns.number, &wanted]).await?;
     if rows.len() != digests.len() {
@@ -121,7 +121,7 @@ async fn directories(client: &impl GenericClient, ns: &Namespace, digests: &[Dig
     let of_kind = rows.iter().filter(|row| row.get::<_, i16>(1) == directory);
     let wanted: Vec<Digest> = of_kind.filter_map(|row| Digest::from_slice(row.get(0))).collect();
     let read = blobs::get_many(client, ns, &wanted).await?;
-    read.values().map(|bytes| Directory::decode(bytes).map_err(|e| ApiError::internal(&e))).collect()
+    read.values().map(|bytes| Node::decode(bytes).map_err(|e| ApiError::internal(&e))).collect()
 }
 
 /// Condemns what no root reaches and what was born before these were looked at.

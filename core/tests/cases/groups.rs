@@ -225,8 +225,6 @@ fn a_file_patch_of_what_is_there_already_is_no_change_amid_them_either() {
         .step("ask", asks("hi").inputs_unknown())
         .step("b", sh("echo 1 > b").sees(&[], &["b"]))
         .recorded();
-    run.fork("first", json!([file("in", "0"), env("V", "1")])).tells(&[
-        "first: will run (PatchedInput) -> ran",
-        "ask: may be blocked (DependencyUnknown ModelBlocked) -> reused",
-    ]);
+    run.fork("first", json!([file("in", "0"), env("V", "1")]))
+        .tells(&["first: will run (PatchedInput) -> ran", "ask: may be blocked (DependencyUnknown ModelBlocked) -> reused"]);
 }

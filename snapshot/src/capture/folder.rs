@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use crate::index::{At, Body, Row};
-use crate::node::{Entry, Kind};
 use crate::stat::{Seen, Stamp};
 
 /// A directory that is being looked at.
@@ -45,14 +44,4 @@ impl Folder {
 /// Whether the index can vouch for a file or symlink.
 pub fn holds(row: &Row, now: &Seen) -> bool {
     matches!(&row.body, Body::Leaf { stamp, .. } if !row.racy && *stamp == now.stamp)
-}
-
-/// What of a row is in the snapshot.
-pub fn entry_of(row: &Row) -> Option<Entry> {
-    let (mtime, kind) = match &row.body {
-        Body::Leaf { stamp, kind } => (stamp.mtime, kind.clone()),
-        Body::Folder { mtime, content, node, .. } => (*mtime, Kind::Directory { content: *content, node: *node }),
-        Body::Skipped => return None,
-    };
-    Some(Entry { name: row.name.clone(), mtime, kind })
 }

@@ -7,21 +7,21 @@ use replayfork_core::Digest;
 
 use super::{Stored, THREADS};
 use crate::error::SnapshotError;
-use crate::node::Directory;
+use crate::node::Node;
 use crate::pack::{BlobKind, PackBuilder};
 use crate::store::LocalStore;
 
 pub enum Keep<'a> {
     Store(Box<Packs<'a>>),
-    /// Directories that no store may have.
-    Nothing(Mutex<HashMap<Digest, Directory>>),
+    /// Nodes that no store may have.
+    Nothing(Mutex<HashMap<Digest, Node>>),
 }
 
-/// One pack a thread for contents, and one for directories.
+/// One pack a thread for contents, and one for nodes of directories.
 pub struct Packs<'a> {
     store: &'a LocalStore,
     contents: [Mutex<PackBuilder>; THREADS],
-    directories: Mutex<PackBuilder>,
+    nodes: Mutex<PackBuilder>,
     /// Blobs that are in one of the open packs, or on their way to the store.
     open: Mutex<HashSet<Digest>>,
     stored: Mutex<Stored<'a>>,
@@ -89,19 +89,17 @@ impl<'a> Keep<'a> {
         Ok(digest)
     }
 
-    /// Keeps a directory; what it names has been kept before. Returns its node.
+    /// Keeps a node of a directory; what it names has been kept before.
     ///
     /// # Errors
     /// What the store says.
-    pub fn directory(&self, directory: Directory) -> Result<Digest, SnapshotError> {
-        let bytes = directory.encode();
-        let node = Digest::of(&bytes);
+    pub fn node(&self, digest: Digest, bytes: &[u8]) -> Result<(), SnapshotError> {
         match self {
-            Self::Nothing(directories) => drop(lock(directories).insert(node, directory)),
+            Self::Nothing(nodes) => drop(lock(nodes).insert(digest, Node::decode(bytes)?)),
             Self::Store(packs) => {
-                let mut pack = lock(&packs.directories);
-                if packs.claim(&node) {
-                    pack.add(node, BlobKind::Directory, &bytes);
+                let mut pack = lock(&packs.nodes);
+                if packs.claim(&digest) {
+                    pack.add(digest, BlobKind::Directory, bytes);
                     if pack.is_full() {
                         packs.store_contents()?;
                         packs.store(&mut pack)?;
@@ -109,7 +107,7 @@ impl<'a> Keep<'a> {
                 }
             }
         }
-        Ok(node)
+        Ok(())
     }
 
     /// Stores what is still open, in one pack if that is not too much.
@@ -120,7 +118,7 @@ impl<'a> Keep<'a> {
         let Self::Store(packs) = self else { return Ok(()) };
         let [first, others @ ..] = &packs.contents;
         let mut first = lock(first);
-        for other in others.iter().chain([&packs.directories]) {
+        for other in others.iter().chain([&packs.nodes]) {
             let mut other = lock(other);
             if first.is_too_full_for(other.size()) {
                 packs.store(&mut first)?;
@@ -130,17 +128,17 @@ impl<'a> Keep<'a> {
         packs.store(&mut first)
     }
 
-    pub fn into_directories(self) -> HashMap<Digest, Directory> {
+    pub fn into_nodes(self) -> HashMap<Digest, Node> {
         match self {
             Self::Store(_) => HashMap::new(),
-            Self::Nothing(directories) => directories.into_inner().unwrap_or_else(PoisonError::into_inner),
+            Self::Nothing(nodes) => nodes.into_inner().unwrap_or_else(PoisonError::into_inner),
         }
     }
 }
 
 impl<'a> Packs<'a> {
     pub fn new(store: &'a LocalStore, stored: Stored<'a>) -> Self {
-        Self { store, contents: Default::default(), directories: Mutex::default(), open: Mutex::default(), stored: Mutex::new(stored) }
+        Self { store, contents: Default::default(), nodes: Mutex::default(), open: Mutex::default(), stored: Mutex::new(stored) }
     }
 
     /// Whether a blob is new. It is to be added to a pack then that was locked before, so that nobody who takes it for known can

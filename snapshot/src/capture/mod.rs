@@ -20,7 +20,7 @@ use replayfork_core::model::SnapshotRef;
 
 use crate::error::SnapshotError;
 use crate::index::{StatIndex, boot};
-use crate::node::Directory;
+use crate::node::Node;
 use crate::store::LocalStore;
 use keep::{Keep, Packs};
 use walk::Walk;
@@ -66,8 +66,8 @@ pub struct Capturer {
 pub(crate) struct Scanned {
     pub snapshot: SnapshotRef,
     pub skipped: Vec<Skipped>,
-    /// Its directories that the index could not vouch for, and that may be in no store.
-    pub directories: HashMap<Digest, Directory>,
+    /// Nodes of its directories that the index could not vouch for, and that may be in no store.
+    pub nodes: HashMap<Digest, Node>,
 }
 
 impl Capturer {
@@ -94,7 +94,7 @@ impl Capturer {
     pub(crate) fn scan(&mut self, store: &LocalStore) -> Result<Scanned, SnapshotError> {
         let keep = Keep::nothing();
         let Captured { snapshot, skipped, .. } = self.run(store, &keep)?;
-        Ok(Scanned { snapshot, skipped, directories: keep.into_directories() })
+        Ok(Scanned { snapshot, skipped, nodes: keep.into_nodes() })
     }
 
     fn run(&mut self, store: &LocalStore, keep: &Keep<'_>) -> Result<Captured, SnapshotError> {

@@ -13,14 +13,14 @@ use replayfork_core::model::SnapshotRef;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::folder::{Folder, entry_of, holds};
+use super::folder::{Folder, holds};
 use super::keep::Keep;
 use super::listing::{Listed, Old, joined, list};
 use super::read::{Outcome, read};
 use super::{Captured, Skipped, THREADS};
 use crate::error::SnapshotError;
 use crate::index::{At, Body, BodyRef, Row, Section, StatIndex};
-use crate::node::{Directory, Kind, MAX_ENTRIES};
+use crate::node::{DirectoryBuilder, Kind, MAX_ENTRIES};
 use crate::queue::Queue;
 use crate::stat::{Seen, Stamp, file_clock, look, look_at, open_folder};
 use crate::tree::MAX_DEPTH;
@@ -376,19 +376,33 @@ impl<'a, 'k> Walk<'a, 'k> {
         }
         rows.sort_unstable_by_key(|(position, _)| *position);
         let rows: Vec<Row> = rows.into_iter().map(|(_, row)| row).collect();
-        let directory = Directory { entries: rows.iter().filter_map(entry_of).collect() };
-        let content = directory.content();
-        let node = self.keep.directory(directory)?;
-        let snapshot = SnapshotRef { content, node };
+        let snapshot = self.directory(&rows)?;
         if !self.keep.stores() {
             return Ok((NOWHERE, snapshot, false));
         }
         let stamp = Stamp { size: 0, ..folder.stamp };
-        let fresh = Section::encode((stamp, stamp.is_racy(self.started)), (content, node), &rows);
+        let fresh = Section::encode((stamp, stamp.is_racy(self.started)), (snapshot.content, snapshot.node), &rows);
         match folder.old {
             Some(at) if old.as_deref() == Some(&fresh) => Ok((at, snapshot, true)),
             _ => Ok((self.index.append(&fresh).map_err(io)?, snapshot, false)),
         }
+    }
+
+    /// Keeps the nodes of a directory.
+    fn directory(&self, rows: &[Row]) -> Result<SnapshotRef, SnapshotError> {
+        let mut builder = DirectoryBuilder::default();
+        let mut keep = |digest, bytes: &[u8]| self.keep.node(digest, bytes);
+        for row in rows {
+            match &row.body {
+                Body::Leaf { stamp, kind } => builder.add(&row.name, stamp.mtime, kind, &mut keep)?,
+                Body::Folder { mtime, content, node, .. } => {
+                    let snapshot = SnapshotRef { content: *content, node: *node };
+                    builder.add_directory(&row.name, *mtime, snapshot, &mut keep)?;
+                }
+                Body::Skipped => {}
+            }
+        }
+        builder.finish(&mut keep)
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::fs::FlockOperation;
 
 pub use section::{Body, BodyRef, Row, Section};
 
-const MAGIC: &[u8; 4] = b"RFI1";
+const MAGIC: &[u8; 4] = b"RFI2";
 const HEADER: usize = 4 + 32 + 8 * 4 + 32;
 /// Bytes that are collected before they are written.
 const BUFFER: usize = 256 << 10;

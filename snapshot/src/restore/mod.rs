@@ -42,8 +42,8 @@ impl Capturer {
     pub fn restore(&mut self, store: &LocalStore, target: &Digest) -> Result<SnapshotRef, SnapshotError> {
         let scanned = self.scan(store)?;
         let mut nodes = Nodes::default();
-        for (node, directory) in scanned.directories {
-            nodes.insert(node, directory);
+        for (digest, node) in scanned.nodes {
+            nodes.insert(digest, node);
         }
         restore(self.root(), store, &mut nodes, Some(&scanned.snapshot.node), target)?;
         for skipped in &scanned.skipped {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::disk::{self, Occupied, make_folder, make_link, open_below, set_time};
 use super::write::{Wanted, Writer};
 use crate::error::{Hostile, SnapshotError};
-use crate::node::{Directory, Entry, Kind};
+use crate::node::{Directory, Entry, Kind, Node};
 use crate::queue::Queue;
 use crate::stat::{look, open_folder};
 use crate::store::LocalStore;
@@ -117,12 +117,13 @@ pub fn make(top: &OwnedFd, store: &LocalStore, nodes: &Nodes, current: Option<&D
 }
 
 impl Walk<'_> {
-    /// A directory; one that was not at hand before is not kept.
+    /// A directory; nodes that were not at hand before are not kept.
     fn directory(&self, node: &Digest) -> Result<Arc<Directory>, SnapshotError> {
-        match self.nodes.at_hand(node) {
-            Some(directory) => Ok(directory),
-            None => Ok(Arc::new(Directory::decode(&self.store.read(node)?)?)),
-        }
+        let load = &mut |digest: &Digest| match self.nodes.at_hand(digest) {
+            Some(node) => Ok(node),
+            None => Ok(Arc::new(Node::decode(&self.store.read(digest)?)?)),
+        };
+        Directory::read(node, load).map(Arc::new)
     }
 
     /// How many entries a tree has, without going through equal directories again.
@@ -134,9 +135,9 @@ impl Walk<'_> {
             return Err(Hostile { entry: node.to_string(), why: "lies too deep" }.into());
         }
         let directory = self.directory(node)?;
-        let mut count = directory.entries.len() as u64;
-        for entry in &directory.entries {
-            if let Kind::Directory { node, .. } = &entry.kind {
+        let mut count = directory.len() as u64;
+        for entry in directory.entries() {
+            if let Kind::Directory { node } = &entry.kind {
                 count = count.saturating_add(self.count(node, counts, depth + 1)?);
             }
         }
@@ -153,7 +154,7 @@ impl Walk<'_> {
             return Err(Hostile { entry: crate::path_text(&path), why: "lies too deep" }.into());
         }
         let target = self.directory(&node)?;
-        let state = if let Some(Entry { kind: Kind::Directory { node: now, .. }, .. }) = now {
+        let state = if let Some(Entry { kind: Kind::Directory { node: now }, .. }) = now {
             State::Known(self.directory(&now)?)
         } else if now.is_some() {
             disk::remove(&parent.handle, &name).map_err(io)?;
@@ -178,12 +179,12 @@ impl Walk<'_> {
 
     /// Makes an open folder what it is to be; its subfolders become tasks.
     fn folder(&self, open: Open, target: &Directory) -> Result<(), SnapshotError> {
-        self.check_count(target.entries.len() as u64)?;
+        self.check_count(target.len() as u64)?;
         self.remove_others(&open, target)?;
         let occupied = if matches!(open.state, State::Fresh) { Occupied::Refuse } else { Occupied::Replace };
         let open = Arc::new(open);
         let (mut files, mut tasks, mut touched) = (Vec::new(), Vec::new(), Vec::new());
-        for entry in &target.entries {
+        for entry in target.entries() {
             let now = match &open.state {
                 State::Known(now) => now.get(&entry.name),
                 _ => None,
@@ -193,9 +194,9 @@ impl Walk<'_> {
             }
             let io = |e: Errno| SnapshotError::io(below(&open.path, &entry.name), e);
             match &entry.kind {
-                Kind::Directory { node, .. } => {
+                Kind::Directory { node } => {
                     touched.push((entry.name.clone(), entry.mtime));
-                    let same = now.is_some_and(|now| matches!(&now.kind, Kind::Directory { node: now, .. } if now == node));
+                    let same = now.is_some_and(|now| matches!(&now.kind, Kind::Directory { node: now } if now == node));
                     if !same {
                         tasks.push(Task { parent: open.clone(), name: entry.name.clone(), now: now.cloned(), node: *node });
                     }
@@ -246,7 +247,7 @@ impl Walk<'_> {
         let remove = |name: &[u8]| disk::remove(&open.handle, name).map_err(|e| SnapshotError::io(below(&open.path, name), e));
         match &open.state {
             State::Fresh => Ok(()),
-            State::Known(now) => now.entries.iter().filter(|e| target.get(&e.name).is_none()).try_for_each(|e| remove(&e.name)),
+            State::Known(now) => now.entries().filter(|e| target.get(&e.name).is_none()).try_for_each(|e| remove(&e.name)),
             State::Unknown => {
                 let names = disk::names(&open.handle).map_err(|e| SnapshotError::io(&open.path, e))?;
                 names.iter().filter(|name| target.get(name).is_none()).try_for_each(|name| remove(name))

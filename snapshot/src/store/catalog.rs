@@ -9,7 +9,7 @@ use std::sync::Arc;
 use replayfork_core::Digest;
 
 use crate::error::{Hostile, SnapshotError};
-use crate::pack::{Frame, HEAD, PackedBlob, ROW, head_rows, parse_rows};
+use crate::pack::{Frame, HEAD, Index, PackedBlob, ROW};
 
 /// Packs that are kept open.
 const OPEN_PACKS: usize = 32;
@@ -18,46 +18,50 @@ const OPEN_PACKS: usize = 32;
 pub(crate) struct Pack {
     pub path: PathBuf,
     pub file: File,
-    rows: usize,
-    size: u64,
+    index: Index,
 }
 
 impl Pack {
     pub(super) fn open(path: PathBuf) -> Result<Self, SnapshotError> {
         let io = |e| SnapshotError::io(path.as_os_str().as_encoded_bytes(), e);
+        let cut = || Hostile { entry: crate::path_text(path.as_os_str().as_encoded_bytes()), why: "is a pack cut off in its index" };
         let file = File::open(&path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         let mut head = [0; HEAD];
         if size >= HEAD as u64 {
             file.read_exact_at(&mut head, 0).map_err(io)?;
         }
-        let rows = head_rows(&head)?;
-        if size < (HEAD + rows * ROW) as u64 {
-            return Err(
-                Hostile { entry: crate::path_text(path.as_os_str().as_encoded_bytes()), why: "is a pack cut off in its index" }.into()
-            );
-        }
-        Ok(Self { path, file, rows, size })
+        let (table, rows) = Index::sizes(&head)?;
+        let frames = size.checked_sub((HEAD + table + rows * ROW) as u64).ok_or_else(cut)?;
+        let mut bytes = vec![0; table];
+        file.read_exact_at(&mut bytes, HEAD as u64).map_err(io)?;
+        let index = Index::parse(&bytes, rows, frames)?;
+        Ok(Self { path, file, index })
     }
 
     pub fn io(&self, source: std::io::Error) -> SnapshotError {
         SnapshotError::io(self.path.as_os_str().as_encoded_bytes(), source)
     }
 
-    /// Bytes of its frames.
-    pub fn frames(&self) -> u64 {
-        self.size - (HEAD + self.rows * ROW) as u64
+    pub fn rows(&self) -> Result<Vec<PackedBlob>, SnapshotError> {
+        Ok(self.index.blobs(&self.read_rows(0, self.index.rows())?)?)
     }
 
-    pub fn rows(&self) -> Result<Vec<PackedBlob>, SnapshotError> {
-        let mut bytes = vec![0; self.rows * ROW];
-        self.file.read_exact_at(&mut bytes, HEAD as u64).map_err(|e| self.io(e))?;
-        Ok(parse_rows(&bytes, self.frames())?)
+    /// The blob of a row.
+    pub fn blob(&self, row: u32) -> Result<PackedBlob, SnapshotError> {
+        let two = self.read_rows(row, (self.index.rows() - row as usize).min(2))?;
+        Ok(self.index.blob(row, &two)?)
+    }
+
+    fn read_rows(&self, first: u32, rows: usize) -> Result<Vec<u8>, SnapshotError> {
+        let mut bytes = vec![0; rows * ROW];
+        self.file.read_exact_at(&mut bytes, self.index.row_at(first) as u64).map_err(|e| self.io(e))?;
+        Ok(bytes)
     }
 
     /// Where a frame begins in the file.
     pub fn place(&self, frame: Frame) -> u64 {
-        (HEAD + self.rows * ROW) as u64 + u64::from(frame.at)
+        self.index.len() as u64 + u64::from(frame.at)
     }
 
     /// A frame as it is stored.
@@ -108,11 +112,10 @@ impl Catalog {
         }
     }
 
-    /// Adds a pack by its index.
-    pub fn add(&mut self, path: &Path, head: &[u8], size: u64) -> Result<(), SnapshotError> {
-        let rows = head_rows(head)?;
-        debug_assert!(size >= (HEAD + rows * ROW) as u64);
-        self.add_rows(path, head[HEAD..].chunks_exact(ROW).map(prefix));
+    /// Adds a pack by its index, which has been checked.
+    pub fn add(&mut self, path: &Path, head: &[u8]) -> Result<(), SnapshotError> {
+        let (table, _) = Index::sizes(head)?;
+        self.add_rows(path, head[HEAD + table..].chunks_exact(ROW).map(prefix));
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use replayfork_core::Digest;
 
 use super::LocalStore;
 use crate::error::SnapshotError;
-use crate::node::{Directory, Entry};
+use crate::node::Node;
 use crate::pack::{BlobKind, parse_pack};
 
 /// Something that is wrong with a store.
@@ -15,12 +15,12 @@ use crate::pack::{BlobKind, parse_pack};
 pub enum Fault {
     #[error("pack {pack}: {why}")]
     Pack { pack: String, why: String },
-    #[error("directory {directory} names blob {blob}, which is in no pack")]
-    Dangling { directory: Digest, blob: Digest },
+    #[error("node {node} names blob {blob}, which is in no pack")]
+    Dangling { node: Digest, blob: Digest },
 }
 
 impl LocalStore {
-    /// Reads every pack, verifies every blob, decodes every directory and looks for everything that these name.
+    /// Reads every pack, verifies every blob, decodes every node and looks for everything that these name.
     /// In memory are 32 bytes a blob.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl LocalStore {
             }
         }
         named.retain(|(_, blob)| !present.contains(blob));
-        faults.extend(named.into_iter().map(|(directory, blob)| Fault::Dangling { directory, blob }));
+        faults.extend(named.into_iter().map(|(node, blob)| Fault::Dangling { node, blob }));
         Ok(faults)
     }
 }
@@ -55,8 +55,7 @@ fn check_pack(name: &str, bytes: &[u8], present: &mut HashSet<Digest>, named: &m
     pack.each::<SnapshotError>(|blob, content| {
         present.insert(blob.digest);
         if blob.kind == BlobKind::Directory {
-            let below = Directory::decode(content)?.entries;
-            named.extend(below.iter().flat_map(Entry::blobs).filter(|b| !present.contains(b)).map(|b| (blob.digest, b)));
+            named.extend(Node::decode(content)?.blobs().into_iter().filter(|b| !present.contains(b)).map(|b| (blob.digest, b)));
         }
         Ok(())
     })

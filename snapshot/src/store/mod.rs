@@ -6,7 +6,6 @@ mod unpack;
 
 use std::fs;
 use std::io::{IoSlice, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +14,7 @@ use replayfork_core::Digest;
 use rustix::fs::FlockOperation;
 
 use crate::error::SnapshotError;
-use crate::pack::{FRAME_SIZE, HEAD, PackedBlob, ROW, head_rows, parse_rows, read_frame, slice};
+use crate::pack::{FRAME_SIZE, PackedBlob, check_parts, head_len, read_frame, slice};
 use catalog::{Catalog, Pack};
 
 pub use fsck::Fault;
@@ -104,11 +103,8 @@ impl LocalStore {
     pub(crate) fn find(&self, digest: &Digest) -> Result<Option<Place>, SnapshotError> {
         let candidates = self.candidates(digest)?;
         for (number, row) in candidates {
-            let pack = self.pack(number)?;
-            let mut bytes = [0; ROW];
-            pack.file.read_exact_at(&mut bytes, (HEAD + row as usize * ROW) as u64).map_err(|e| pack.io(e))?;
-            if bytes.starts_with(digest.as_bytes()) {
-                let blob = parse_rows(&bytes, pack.frames())?[0];
+            let blob = self.pack(number)?.blob(row)?;
+            if blob.digest == *digest {
                 return Ok(Some(Place { pack: number, blob }));
             }
         }
@@ -164,8 +160,7 @@ impl LocalStore {
     /// # Errors
     /// No space, or no pack.
     pub fn put_pack(&self, bytes: &[u8]) -> Result<PathBuf, SnapshotError> {
-        let head = HEAD + head_rows(bytes)? * ROW;
-        let (head, frames) = bytes.split_at_checked(head).unwrap_or((bytes, &[]));
+        let (head, frames) = bytes.split_at_checked(head_len(bytes)?).unwrap_or((bytes, &[]));
         self.put_parts(head, frames)
     }
 
@@ -174,13 +169,13 @@ impl LocalStore {
     /// # Errors
     /// As [`LocalStore::put_pack`].
     pub(crate) fn put_parts(&self, head: &[u8], frames: &[u8]) -> Result<PathBuf, SnapshotError> {
-        crate::pack::parse_pack_parts(head, frames)?;
+        check_parts(head, frames)?;
         let path = self.folder.join(format!("{}.pack", Digest::of(head)));
         let io = |e| SnapshotError::io(path.as_os_str().as_encoded_bytes(), e);
         if !path.exists() {
             self.write(&path, head, frames).map_err(io)?;
         }
-        self.with(|catalog| catalog.add(&path, head, (head.len() + frames.len()) as u64))?;
+        self.with(|catalog| catalog.add(&path, head))?;
         Ok(path)
     }
 

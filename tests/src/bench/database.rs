@@ -1,5 +1,6 @@
 //! The product's rows, and tables of the peers.
 
+use std::convert::Infallible;
 use std::fmt::Write as _;
 
 use anyhow::Result;
@@ -9,7 +10,7 @@ use replayfork_api_server::store::{Namespace, Packs, blobs, namespace, runs};
 use replayfork_client::ingest::{CreateRun, FinishRun};
 use replayfork_core::Digest;
 use replayfork_core::model::RunEnvironment;
-use replayfork_snapshot::{BlobKind, Directory, PackBuilder};
+use replayfork_snapshot::{BlobKind, DirectoryBuilder, PackBuilder};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -98,15 +99,16 @@ async fn copy(client: &Object, into: &str, rows: String) -> Result<()> {
 
 /// Node and content digest of a workspace without files.
 async fn empty_workspace(client: &mut Object, ns: &Namespace) -> Result<(Digest, Digest)> {
-    let directory = Directory::default();
-    let bytes = directory.encode();
-    let node = Digest::of(&bytes);
     let mut pack = PackBuilder::default();
-    pack.add(node, BlobKind::Directory, &bytes);
+    let mut keep = |node, bytes: &[u8]| {
+        pack.add(node, BlobKind::Directory, bytes);
+        Ok::<_, Infallible>(())
+    };
+    let Ok(empty) = DirectoryBuilder::default().finish(&mut keep);
     let tx = client.transaction().await?;
     blobs::put_pack(&tx, ns, &pack.finish()).await.map_err(said)?;
     tx.commit().await?;
-    Ok((node, directory.content()))
+    Ok((empty.node, empty.content))
 }
 
 /// Tables of the peers: edges by id as the schema has them, and by number; and steps with digests of what they were asked and gave.
