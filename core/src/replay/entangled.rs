@@ -40,8 +40,10 @@ impl Replay<'_> {
             return Ok(true);
         }
         let amid = (first + 1..member).filter(|u| !members.contains(u) && source.is_unit(*u) && self.planned.contains_key(u));
-        let may_write =
-            |u: usize| unknown_inputs || fork.may_write(u).iter().any(|w| contract.footprint.sees.iter().any(|s| s.overlaps(w)));
+        // Where the record shows what a step changed, a given output leaves it at that.
+        let as_recorded = |u: usize| fork.patches.output.contains_key(&u) && source.shows_changes(u);
+        let writes_seen = |u: usize| fork.may_write(u).iter().any(|w| contract.footprint.sees.iter().any(|s| s.overlaps(w)));
+        let may_write = |u: usize| unknown_inputs || (!as_recorded(u) && writes_seen(u));
         if amid.into_iter().any(may_write) {
             return Ok(true);
         }

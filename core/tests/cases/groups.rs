@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::build::{Recorded, Step, asks, env, file, on, output, reads, run, says, script_that_sees, sh, writes};
-use replayfork_core::model::{ReplayPolicy, SpanKind};
+use replayfork_core::model::{ReplayPolicy, SpanKind, Verdict};
 
 /// Two commands at once that may see each other's files.
 fn two() -> Recorded {
@@ -227,4 +227,14 @@ fn a_file_patch_of_what_is_there_already_is_no_change_amid_them_either() {
         .recorded();
     run.fork("first", json!([file("in", "0"), env("V", "1")]))
         .tells(&["first: will run (PatchedInput) -> ran", "ask: may be blocked (DependencyUnknown ModelBlocked) -> reused"]);
+}
+
+#[test]
+fn an_output_that_is_given_amid_them_changes_no_more_files_than_were_recorded() {
+    let run = run(&[("in", "0")])
+        .step("a", sh("echo 1 > x").sees(&[], &["x"]).through(2))
+        .step("denied", sh("echo 2 > x").verdict(Verdict::Deny))
+        .step("look", reads("x"))
+        .recorded();
+    run.fork("a", json!([on("denied", output("given"))])).tells(&["denied: overridden (PatchedInput) -> overridden"]).has("x", "1");
 }

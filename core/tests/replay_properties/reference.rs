@@ -324,8 +324,10 @@ impl<'a> Reference<'a> {
         let writes = self.contract(n).map_or_else(|| vec![Pattern::all()], |c| c.footprint.writes);
         let changed = source.changed(n).during.iter().cloned().map(Pattern::Path);
         let sees = |w: Pattern| contract.footprint.sees.iter().any(|s| s.overlaps(&w));
+        // Where the record shows what it changed, a given output leaves it at that.
+        let as_recorded = self.patches.output.contains_key(&n) && source.shows_changes(n);
         source.spans[reader].opening.inputs == Inputs::Unknown
-            || writes.into_iter().chain(changed).any(sees)
+            || (!as_recorded && writes.into_iter().chain(changed).any(sees))
             || std::iter::once(&n).chain(&source.ancestors(n)).chain(source.inner(n)).any(|i| inputs.contains(i))
     }
 
