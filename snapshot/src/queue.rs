@@ -10,6 +10,8 @@ pub struct Queue<T> {
 struct State<T> {
     tasks: Vec<T>,
     running: usize,
+    /// Threads that wait for a task.
+    waiting: usize,
     stopped: bool,
 }
 
@@ -18,7 +20,7 @@ pub struct Running<'a, T>(&'a Queue<T>);
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { state: Mutex::new(State { tasks: Vec::new(), running: 0, stopped: false }), changed: Condvar::new() }
+        Self { state: Mutex::new(State { tasks: Vec::new(), running: 0, waiting: 0, stopped: false }), changed: Condvar::new() }
     }
 }
 
@@ -35,12 +37,15 @@ impl<T> Queue<T> {
 
     /// Adds tasks; the first of them is taken first.
     pub fn push(&self, tasks: Vec<T>) {
-        let several = tasks.len() > 1;
-        self.state().tasks.extend(tasks.into_iter().rev());
-        if several {
-            self.changed.notify_all();
-        } else {
-            self.changed.notify_one();
+        let added = tasks.len();
+        let mut state = self.state();
+        state.tasks.extend(tasks.into_iter().rev());
+        let wake = added.min(state.waiting);
+        drop(state);
+        match wake {
+            0 => {}
+            1 => self.changed.notify_one(),
+            _ => self.changed.notify_all(),
         }
     }
 
@@ -58,7 +63,9 @@ impl<T> Queue<T> {
             if state.running == 0 {
                 return None;
             }
+            state.waiting += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
         }
     }
 
@@ -74,7 +81,7 @@ impl<T> Drop for Running<'_, T> {
         state.running -= 1;
         // Whoever panics leaves work undone that others would wait for.
         state.stopped |= std::thread::panicking();
-        let over = state.stopped || (state.running == 0 && state.tasks.is_empty());
+        let over = state.waiting > 0 && (state.stopped || (state.running == 0 && state.tasks.is_empty()));
         drop(state);
         if over {
             self.0.changed.notify_all();

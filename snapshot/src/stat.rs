@@ -1,6 +1,7 @@
 //! What a file's metadata say, in one call relative to a directory handle.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -69,8 +70,13 @@ pub fn file_clock() -> i64 {
     nanoseconds(now.tv_sec, now.tv_nsec as i64)
 }
 
+/// Opens a folder by its path, which may lead through symlinks.
+pub fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
 /// Opens a folder of a folder; never through a symlink.
-pub fn open_folder(folder: impl AsFd, name: &[u8]) -> Result<std::os::fd::OwnedFd, Errno> {
+pub fn open_folder(folder: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(folder, name, flags, Mode::empty())
 }

@@ -76,6 +76,47 @@ fn after_a_restart_only_what_changed_is_read() {
 }
 
 #[test]
+fn what_takes_the_place_of_a_folder_is_seen_with_all_below_it() {
+    let mut place = Place::new();
+    for folder in ["a/b/c", "a/d", "e/b/c"] {
+        fs::create_dir_all(place.work.join(folder)).unwrap();
+        fs::write(place.work.join(folder).join("f"), folder).unwrap();
+    }
+    let path = |name: &str| place.work.join(name);
+    let (a, b, e, moved) = (path("a"), path("a/b"), path("e"), path("moved"));
+    let steps: [(&str, &dyn Fn()); 6] = [
+        ("nothing", &|| {}),
+        ("a link to where it went", &|| {
+            fs::rename(&a, &moved).unwrap();
+            std::os::unix::fs::symlink("moved", &a).unwrap();
+        }),
+        ("another folder of the same names", &|| {
+            fs::remove_file(&a).unwrap();
+            fs::rename(&e, &a).unwrap();
+        }),
+        ("a file far below", &|| fs::write(b.join("c/f"), "edited").unwrap()),
+        ("a file", &|| {
+            fs::remove_dir_all(&b).unwrap();
+            fs::write(&b, "a file").unwrap();
+        }),
+        ("a folder again", &|| {
+            fs::remove_file(&b).unwrap();
+            fs::create_dir(&b).unwrap();
+        }),
+    ];
+    place.capturer.capture(&place.store, &mut |_| Ok(())).unwrap();
+    for (what, step) in steps {
+        place.next_tick();
+        step();
+        let other = LocalStore::open(&place._temporary.path().join(format!("store of {what}"))).unwrap();
+        let fresh = Capturer::new(&place.work).capture(&other, &mut |_| Ok(())).unwrap();
+        let seen = place.capturer.capture(&place.store, &mut |_| Ok(())).unwrap();
+        assert_eq!((seen.snapshot, seen.files, seen.bytes), (fresh.snapshot, fresh.files, fresh.bytes), "{what}");
+    }
+    assert_eq!(place.store.fsck().unwrap(), []);
+}
+
+#[test]
 fn an_index_never_vouches_for_a_store_that_was_emptied() {
     let mut place = Place::new();
     fs::write(place.work.join("f"), "f").unwrap();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use disk::{Disk, bytes};
-use measure::{Sample, Table, ratio};
+use measure::{Sample, Table, median, ratio};
 use peers::Peers;
 use replayfork_snapshot::{Capturer, LocalStore};
 
@@ -187,8 +187,8 @@ fn ratios(table: &Table, stores: &[Stored], grown: (u64, u64)) {
     ratio("no-change/floor", against("no change", "floor: statx", &inner), 1.5);
     ratio("no-change/git-status", against("no change", "git status", &wall), 0.6);
     ratio("ten-changed/git", against("ten files changed", "git add", &wall), 0.55);
-    let edits = stores.last().map_or((0, 1), |s| s.edits);
-    ratio("ten-changed/bytes", edits.0.saturating_sub(16 << 10) as f64 / edits.1 as f64, 1.2);
+    let edits = stores.iter().map(|s| s.edits.0.saturating_sub(16 << 10) as f64 / s.edits.1 as f64).collect();
+    ratio("ten-changed/bytes", median(edits), 1.2);
     ratio("cold-restore/cp", against("cold restore", "cp -a", &wall), 0.40);
     ratio("cold-restore/restic", against("cold restore", "restic", &wall), 0.20);
     ratio("cold-restore/floor", against("cold restore", "floor: write", &inner), 1.3);

@@ -26,7 +26,7 @@ pub struct Row {
 #[derive(Default)]
 pub struct Table(pub Vec<Row>);
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

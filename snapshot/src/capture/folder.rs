@@ -18,9 +18,11 @@ pub struct Folder {
     pub unchanged: Option<At>,
     /// The section as it was, for comparison.
     pub old: Option<At>,
+    /// Nothing is known of what lies below.
+    pub replaced: bool,
     /// Something below is not as the index says.
     pub changed: AtomicBool,
-    /// Entries by position; of an unchanged directory only its subdirectories.
+    /// Entries by position; of an unchanged directory only those subdirectories that were looked at.
     pub rows: Mutex<Vec<(usize, Row)>>,
     /// Tasks that still add to it.
     pub left: AtomicUsize,

@@ -18,13 +18,6 @@ pub enum Old {
     Folder(At),
 }
 
-impl Listed {
-    /// What keeps a position free.
-    pub fn nothing() -> Self {
-        Self { name: Vec::new(), file_type: FileType::Unknown, old: None }
-    }
-}
-
 /// Names of a directory, sorted.
 pub fn list(handle: &OwnedFd, buffer: &mut Vec<u8>) -> std::io::Result<Vec<(Vec<u8>, FileType)>> {
     let mut names = Vec::new();

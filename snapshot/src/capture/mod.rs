@@ -3,7 +3,9 @@
 //! Two threads take directories off one stack, in path order. Each has a pack of its own, into whose open frame it reads small
 //! files; hash and compression work on the bytes where they were read. Directories are packed apart, after what they name.
 
+mod complete;
 mod folder;
+mod glance;
 mod keep;
 mod listing;
 mod read;

@@ -83,7 +83,7 @@ fn read_content(keep: &Keep<'_>, lane: usize, buffer: &mut Vec<u8>, file: &File,
     if size < FRAME_SIZE as u64 {
         let mut fault = None;
         let kept = keep.content(lane, room, buffer, |place| {
-            Ok(fill(file, place).unwrap_or_else(|error| {
+            Ok(fill(file, place, size).unwrap_or_else(|error| {
                 fault = Some(error);
                 0
             }))
@@ -100,13 +100,13 @@ fn read_content(keep: &Keep<'_>, lane: usize, buffer: &mut Vec<u8>, file: &File,
     if buffer.len() < room {
         buffer.resize(room, 0);
     }
-    let length = fill(file, &mut buffer[..room]).map_err(Fault::File)?;
+    let length = fill(file, &mut buffer[..room], size).map_err(Fault::File)?;
     let digest = keep.large(lane, &buffer[..length]).map_err(Fault::Store)?;
     Ok(Content { length: length as u64, digest, chunks: vec![] })
 }
 
-/// Reads until the file or the place ends.
-fn fill(mut file: &File, place: &mut [u8]) -> std::io::Result<usize> {
+/// Reads until the file or the place ends, or as many bytes as the file is known to have: one that grows shows by its times.
+fn fill(mut file: &File, place: &mut [u8], size: u64) -> std::io::Result<usize> {
     let mut length = 0;
     while length < place.len() {
         match file.read(&mut place[length..]) {
@@ -114,6 +114,9 @@ fn fill(mut file: &File, place: &mut [u8]) -> std::io::Result<usize> {
             Ok(n) => length += n,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
+        }
+        if length as u64 == size {
+            break;
         }
     }
     Ok(length)

@@ -98,6 +98,11 @@ impl<'a> Section<'a> {
         (bytes.len() >= HEAD).then_some(Self { bytes })
     }
 
+    /// Where what comes before a section's entries lies.
+    pub fn head(at: At) -> At {
+        At { len: HEAD as u32, ..at }
+    }
+
     /// The directory's stamp, without a size, and whether its listing is racy.
     pub fn stamp(&self) -> (Stamp, bool) {
         let number = |i: usize| u64::from_le_bytes(self.bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));

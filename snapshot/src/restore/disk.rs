@@ -13,8 +13,7 @@ use crate::stat::open_folder;
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 pub fn open_root(root: &Path) -> Result<OwnedFd, SnapshotError> {
-    rustix::fs::open(root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| SnapshotError::io(root.as_os_str().as_encoded_bytes(), e))
+    crate::stat::open_root(root).map_err(|e| SnapshotError::io(root.as_os_str().as_encoded_bytes(), e))
 }
 
 /// Opens a folder by its path below `top`, through no symlink; the empty path is `top` itself.

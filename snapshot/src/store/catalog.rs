@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use replayfork_core::Digest;
 
@@ -14,11 +14,16 @@ use crate::pack::{Frame, HEAD, Index, PackedBlob, ROW};
 /// Packs that are kept open.
 const OPEN_PACKS: usize = 32;
 
+/// Rows that are read at once where one is asked for: what lies close together is mostly asked for together.
+const BLOCK: usize = 128;
+
 /// A pack that is open for reading.
 pub(crate) struct Pack {
     pub path: PathBuf,
     pub file: File,
     index: Index,
+    /// The rows that were read last, and the first one's number.
+    block: Mutex<(usize, Vec<u8>)>,
 }
 
 impl Pack {
@@ -36,7 +41,7 @@ impl Pack {
         let mut bytes = vec![0; table];
         file.read_exact_at(&mut bytes, HEAD as u64).map_err(io)?;
         let index = Index::parse(&bytes, rows, frames)?;
-        Ok(Self { path, file, index })
+        Ok(Self { path, file, index, block: Mutex::default() })
     }
 
     pub fn io(&self, source: std::io::Error) -> SnapshotError {
@@ -49,8 +54,14 @@ impl Pack {
 
     /// The blob of a row.
     pub fn blob(&self, row: u32) -> Result<PackedBlob, SnapshotError> {
-        let two = self.read_rows(row, (self.index.rows() - row as usize).min(2))?;
-        Ok(self.index.blob(row, &two)?)
+        let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = row as usize;
+        let wanted = number..(number + 2).min(self.index.rows());
+        if wanted.start < block.0 || wanted.end > block.0 + block.1.len() / ROW {
+            let first = number.saturating_sub(BLOCK / 2);
+            *block = (first, self.read_rows(first as u32, BLOCK.min(self.index.rows() - first))?);
+        }
+        Ok(self.index.blob(row, &block.1[(number - block.0) * ROW..])?)
     }
 
     fn read_rows(&self, first: u32, rows: usize) -> Result<Vec<u8>, SnapshotError> {
