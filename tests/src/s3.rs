@@ -1,4 +1,6 @@
-//! A real S3 server of a test's own, on loopback, with one bucket.
+//! A real S3 server of a test's own, with one bucket.
+
+use std::net::IpAddr;
 
 use anyhow::Result;
 use axum::error_handling::HandleError;
@@ -20,7 +22,8 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start() -> Result<Self> {
+    /// Starts it on an address of this machine: loopback, or the end of a link that a test has made.
+    pub async fn start(address: IpAddr) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         std::fs::create_dir(folder.path().join(BUCKET))?;
         let files = s3s_fs::FileSystem::new(folder.path()).map_err(|e| anyhow::anyhow!("{e:?}"))?;
@@ -31,7 +34,7 @@ impl Server {
                 service.build(),
                 |error: s3s::HttpError| async move { (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:?}")) },
             );
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = TcpListener::bind((address, 0)).await?;
         let address = format!("http://{}", listener.local_addr()?);
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, axum::Router::new().fallback_service(service)).await;
