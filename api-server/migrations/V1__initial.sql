@@ -183,6 +183,8 @@ CREATE TABLE packs (
   data bytea,
   -- In an object store: a name below the folder of this database, which begins with the transaction that wrote it.
   object text COLLATE "C",
+  -- Its object is gone from the store.
+  lost boolean NOT NULL DEFAULT false,
   PRIMARY KEY (ns, pack),
   CHECK ((data IS NULL) <> (object IS NULL))
 );

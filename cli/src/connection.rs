@@ -118,7 +118,9 @@ impl Connection {
             format!("the api-server gave no answer within {} s; is it behind TLS? (--api NAMESPACE/https:SERVICE)", PATIENCE.as_secs())
         })??;
         if status.is_success() {
-            return serde_json::from_slice(&bytes).context("the api-server's answer can't be read: is it of another version?");
+            // An answer without content says that it is done.
+            let said = if bytes.is_empty() { b"null" } else { &bytes[..] };
+            return serde_json::from_slice(said).context("the api-server's answer can't be read: is it of another version?");
         }
         if let Ok(problem) = serde_json::from_slice::<Problem>(&bytes) {
             bail!("{}", problem.detail);
@@ -145,6 +147,12 @@ impl Connection {
     /// What the api-server says.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
         self.ask(Method::POST, path, serde_json::to_vec(body)?, JSON).await
+    }
+
+    /// # Errors
+    /// What the api-server says.
+    pub async fn delete(&self, path: &str) -> anyhow::Result<()> {
+        self.ask(Method::DELETE, path, Vec::new(), JSON).await
     }
 
     /// Sends a content as it is.

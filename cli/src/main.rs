@@ -106,6 +106,8 @@ enum Command {
         #[command(flatten)]
         format: Format,
     },
+    /// Delete a run with all that was recorded of it; refused while another run needs it.
+    Delete { run: String },
     /// Open the viewer: serves it on loopback with your credentials.
     Ui {
         /// Port on loopback; 0: any.
@@ -155,6 +157,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Upload { file, format } => upload::upload(&connection, &file, format.output).await,
         Command::Diff { a, b, format } => diff::diff(&connection, &a, b.as_deref(), format.output).await,
         Command::Forensics { run, format } => forensics::forensics(&connection, &run, format.output).await,
+        Command::Delete { run } => show::delete(&connection, &run).await,
         Command::Ui { port } => ui::serve(connection, port).await,
     }
 }

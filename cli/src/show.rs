@@ -18,6 +18,16 @@ fn outcome(run: &Run) -> String {
     }
 }
 
+/// Deletes a run.
+///
+/// # Errors
+/// What the api-server says.
+pub async fn delete(connection: &Connection, run: &str) -> anyhow::Result<()> {
+    connection.delete(&format!("/api/v1/runs/{}{}", encode(run), connection.query())).await?;
+    println!("run {run:?} is deleted; its workspaces go with the next collection");
+    Ok(())
+}
+
 /// # Errors
 /// What the api-server says.
 pub async fn runs(

@@ -275,7 +275,12 @@ impl Store {
         while let Some(folder) = open.pop() {
             for entry in std::fs::read_dir(folder)? {
                 let entry = entry?;
-                if entry.file_type()?.is_dir() { open.push(entry.path()) } else { files.push(entry.path()) }
+                if entry.file_type()?.is_dir() {
+                    open.push(entry.path());
+                } else if entry.file_name() != "database" {
+                    // But for what the store is known by.
+                    files.push(entry.path());
+                }
             }
         }
         Ok(files)
@@ -325,6 +330,7 @@ async fn writers_and_a_collector(store: Store, acts: u64) -> Result<()> {
     let mut collected = collect::Collected::default();
     while at_work.load(Ordering::SeqCst) > 0 {
         let now = collect::cycle(&mut collector, &packs, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
+        ensure!(now.failed == 0, "a blob is missing");
         collected.blobs += now.blobs;
     }
     let mut all = Vec::new();
@@ -478,5 +484,78 @@ async fn each_database_has_a_folder_of_its_own() -> Result<()> {
     let theirs = store.packs(&other).await?;
     collect::cycle(&mut other.get().await?, &theirs, PATIENCE).await.map_err(said)?;
     assert_eq!(blobs::get(&client, &ns, &digest).await.map_err(said)?, b"ours");
+    Ok(())
+}
+
+/// What was lost from outside is told, sent again by who has it, and found again once it is put back; it keeps nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_is_gone_counts_as_absent_and_holds_up_nobody_else() -> Result<()> {
+    let database = postgres::Server::start()?;
+    let pool = postgres::pool(&database.url()).await?;
+    let store = Store::folder()?;
+    let packs = store.packs(&pool).await?;
+    let mut client = pool.get().await?;
+    let (ns, other) =
+        (namespace(&client, &packs, "collect").await.map_err(said)?, namespace(&client, &packs, "other").await.map_err(said)?);
+    let upload = async |client: &mut deadpool_postgres::Object, ns: &Namespace, bytes: &[u8]| -> Result<Digest> {
+        let tx = client.transaction().await?;
+        let digest = uploads::put(&tx, ns, bytes).await.map_err(said)?;
+        tx.commit().await?;
+        Ok(digest)
+    };
+    let lost = upload(&mut client, &ns, b"lost").await?;
+    let file = store.objects()?.pop().context("no object")?;
+    let aside = tempfile::tempdir()?;
+    let aside = aside.path().join("aside");
+    std::fs::copy(&file, &aside)?;
+    std::fs::remove_file(&file)?;
+    let why = blobs::get(&client, &ns, &lost).await.err().context("it is read all the same")?;
+    assert_eq!(why.reason, "BlobsLost");
+    assert!(why.detail.contains(file.file_name().and_then(|n| n.to_str()).unwrap_or("?")), "{}", why.detail);
+    assert_eq!(blobs::missing(&client, ns.number, &[lost]).await.map_err(said)?, [lost]);
+    // Put back, it is there again.
+    std::fs::copy(&aside, &file)?;
+    collect::cycle(&mut client, &packs, PATIENCE).await.map_err(said)?;
+    assert_eq!(blobs::missing(&client, ns.number, &[lost]).await.map_err(said)?, []);
+    // Gone once more: a collection finds that out, and deletes what else is nobody's.
+    std::fs::remove_file(&file)?;
+    upload(&mut client, &other, b"forgotten").await?;
+    client.execute("DELETE FROM uploads WHERE ns = $1", &[&other.number]).await?;
+    let collected = collect::cycle(&mut client, &packs, PATIENCE).await.map_err(said)?.context("nobody else collects")?;
+    assert_eq!((collected.blobs, collected.objects), (1, 1));
+    assert_eq!(blobs::missing(&client, ns.number, &[lost]).await.map_err(said)?, [lost]);
+    // Who has it sends it again.
+    assert_eq!(upload(&mut client, &ns, b"lost").await?, lost);
+    assert_eq!(blobs::get(&client, &ns, &lost).await.map_err(said)?, b"lost");
+    Ok(())
+}
+
+/// What a killed writer left half-written goes; a folder that is another one than the packs lie in is not taken for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_is_known_again_and_kept_clean() -> Result<()> {
+    let database = postgres::Server::start()?;
+    let pool = postgres::pool(&database.url()).await?;
+    let store = Store::folder()?;
+    let packs = store.packs(&pool).await?;
+    let mut client = pool.get().await?;
+    let ns = namespace(&client, &packs, "collect").await.map_err(said)?;
+    let tx = client.transaction().await?;
+    uploads::put(&tx, &ns, b"here").await.map_err(said)?;
+    tx.commit().await?;
+    let file = store.objects()?.pop().context("no object")?;
+    let name = file.file_name().and_then(|n| n.to_str()).context("no name")?;
+    let half = file.with_file_name(format!("{name}#1"));
+    std::fs::write(&half, "half")?;
+    collect::cycle(&mut client, &packs, PATIENCE).await.map_err(said)?;
+    assert!(!half.exists() && file.exists());
+    let elsewhere = Store::folder()?.packs(&pool).await.map_err(|e| format!("{e:#}")).err().context("another folder is taken")?;
+    assert!(elsewhere.contains("lie in another blob store"), "{elsewhere}");
+    store.packs(&pool).await?;
+    for address in
+        ["s3://KEY:SECRET@bucket/x", "foo://SECRET", "s3://", "file://SECRET/x", "file:///", "SECRET", "s3://bucket/x?sig=SECRET"]
+    {
+        let why = Packs::open(&client, address, Vec::new()).await.map_err(|e| format!("{e:#}")).err().context(address)?;
+        assert!(why.contains("s3://bucket/folder") && !why.contains("SECRET"), "{address}: {why}");
+    }
     Ok(())
 }

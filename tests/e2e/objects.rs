@@ -19,7 +19,8 @@ fn e2e_workspaces_lie_in_s3_and_forks_are_restored_from_there(place: &Place) -> 
     let address = world.addresses().host_ip().parse().context("the host's address")?;
     let store = world.wait(s3::Server::start(address))?;
     let settings: Map<_, _> = store.settings().into_iter().map(|(name, value)| (name, json!(value))).collect();
-    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}, "stringData": settings});
+    let secret =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}, "stringData": settings});
     world.kube.apply(&secret.to_string())?;
     let values = json!({"blobs": {"collectIntervalSeconds": 1, "store": {"url": store.url(), "existingSecret": SECRET}}});
     world.reinstall(&Install { values, ..world.install.clone() })?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use axum::http::StatusCode;
 use deadpool_postgres::{GenericClient, Transaction};
 use replayfork_core::Digest;
 use replayfork_snapshot::{
@@ -23,7 +24,9 @@ const FRAMES: usize = 32;
 /// What the database says.
 pub async fn missing(client: &impl GenericClient, ns: i32, digests: &[Digest]) -> ApiResult<Vec<Digest>> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
-    let rows = client.query("SELECT digest FROM blobs WHERE ns = $1 AND digest = ANY($2) AND NOT condemned", &[&ns, &wanted]).await?;
+    let sql = "SELECT b.digest FROM blobs b LEFT JOIN packs p ON p.ns = b.ns AND p.pack = b.pack AND p.lost
+         WHERE b.ns = $1 AND b.digest = ANY($2) AND NOT b.condemned AND p.pack IS NULL";
+    let rows = client.query(sql, &[&ns, &wanted]).await?;
     let have: HashSet<Digest> = rows.iter().filter_map(|r| Digest::from_slice(r.get(0))).collect();
     Ok(digests.iter().copied().filter(|d| !have.contains(d)).collect())
 }
@@ -55,7 +58,9 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
             "INSERT INTO blobs (ns, digest, kind, pack, frame_at, frame_len, raw_at, raw_len)
              SELECT $1, * FROM unnest($2::bytea[], $3::smallint[], array_fill($4::bigint, ARRAY[cardinality($2::bytea[])]), $5::int[], $6::int[], $7::int[], $8::int[]) t(digest)
              ORDER BY t.digest
-             ON CONFLICT (ns, digest) DO UPDATE SET condemned = false WHERE blobs.condemned",
+             ON CONFLICT (ns, digest) DO UPDATE SET condemned = false, pack = excluded.pack, frame_at = excluded.frame_at, frame_len = excluded.frame_len,
+               raw_at = excluded.raw_at, raw_len = excluded.raw_len
+             WHERE blobs.condemned OR EXISTS (SELECT 1 FROM packs p WHERE p.ns = blobs.ns AND p.pack = blobs.pack AND p.lost)",
             &[&ns.number, &columns.digests, &columns.kinds, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
         )
         .await? as i64;
@@ -126,7 +131,17 @@ pub async fn get_many(client: &impl GenericClient, ns: &Namespace, digests: &[Di
             return Ok(found);
         }
     }
-    Err(ApiError::missing(open))
+    let wanted: Vec<&[u8]> = open.iter().map(Digest::as_bytes).collect();
+    let sql = "SELECT p.object FROM blobs b JOIN packs p USING (ns, pack) WHERE b.ns = $1 AND b.digest = ANY($2) AND p.lost LIMIT 1";
+    let Some(lost) = client.query_opt(sql, &[&ns.number, &wanted]).await? else { return Err(ApiError::missing(open)) };
+    let (many, object): (_, String) = (open.len(), lost.get(0));
+    Err(ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "BlobsLost",
+        format!(
+            "{many} of these blobs are gone from the blob store, the first object is {object}; whoever runs it must restore it from a backup"
+        ),
+    ))
 }
 
 async fn read(client: &impl GenericClient, ns: &Namespace, digests: &[Digest], found: &mut HashMap<Digest, Vec<u8>>) -> ApiResult<()> {

@@ -34,6 +34,8 @@ pub struct Collected {
     pub rewritten: u64,
     /// Objects that no pack named, in an object store.
     pub objects: u64,
+    /// Namespaces in which something was wrong, so that nothing was deleted there.
+    pub failed: u64,
     /// Stored bytes that are free now.
     pub bytes: i64,
 }
@@ -55,19 +57,34 @@ pub async fn cycle(client: &mut Client, packs: &Packs, patience: Duration) -> Ap
 async fn all(client: &mut Client, packs: &Packs, patience: Duration) -> ApiResult<Collected> {
     client.execute("DELETE FROM uploads WHERE uploaded_at < now() - interval '24 hours'", &[]).await?;
     let mut collected = Collected::default();
-    for row in client.query("SELECT ns FROM namespaces ORDER BY ns", &[]).await? {
-        let ns = Namespace { number: row.get(0), packs: packs.clone() };
-        condemn(client, &ns).await?;
-        if !older_have_ended(client, patience).await? {
-            tracing::info!(ns = ns.number, "a transaction goes on for so long that the collection of blobs waits for the next cycle");
-            continue;
+    for row in client.query("SELECT ns, name FROM namespaces ORDER BY ns", &[]).await? {
+        let (ns, name) = (Namespace { number: row.get(0), packs: packs.clone() }, row.get::<_, String>(1));
+        // What is wrong in one namespace keeps nothing in another.
+        match of_namespace(client, &ns, patience, &mut collected).await {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(namespace = name, "a transaction goes on for so long that the collection of blobs waits for the next cycle")
+            }
+            Err(error) => {
+                tracing::warn!(namespace = name, cause = %error, "blobs of this namespace could not be collected");
+                collected.failed += 1;
+            }
         }
-        pardon(client, &ns).await?;
-        collected.blobs += delete(client, ns.number).await?;
-        sweep_packs(client, &ns, &mut collected).await?;
     }
     collected.objects = packs.sweep(client).await?;
     Ok(collected)
+}
+
+/// `false`: older transactions go on for too long.
+async fn of_namespace(client: &mut Client, ns: &Namespace, patience: Duration, collected: &mut Collected) -> ApiResult<bool> {
+    condemn(client, ns).await?;
+    if !older_have_ended(client, patience).await? {
+        return Ok(false);
+    }
+    pardon(client, ns).await?;
+    collected.blobs += delete(client, ns.number).await?;
+    sweep_packs(client, ns, collected).await?;
+    Ok(true)
 }
 
 /// What runs, forks and uploads of the namespace name.

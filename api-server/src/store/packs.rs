@@ -4,9 +4,14 @@
 //! ends, and its name tells which one that is. So an object that no row names is nobody's as soon as that transaction has ended,
 //! whether it failed, or the row has been deleted since; whoever collects blobs lists the objects and deletes those. Each database has a
 //! folder of its own, so that two installations may share a bucket.
+//!
+//! An object that a row names and that is gone is a loss from outside: the pack is noted as lost, its blobs count as absent, so that
+//! whoever still has them sends them again, and reading them says what to restore.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
@@ -27,6 +32,10 @@ pub const SETTINGS: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 const AT_ONCE: usize = 8;
 /// Objects that one statement looks for.
 const LISTED: usize = 1000;
+/// The object by which a store is known to be the one that this database's packs lie in.
+const MARK: &str = "database";
+/// How long a store may take to answer when it is opened.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where new packs go, and where those in objects are.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +45,8 @@ pub struct Packs(Option<Arc<Objects>>);
 struct Objects {
     store: Box<dyn ObjectStore>,
     folder: Path,
+    /// The folder on this machine's disk, if that is where it is.
+    local: Option<PathBuf>,
 }
 
 /// A namespace: its number, and where its blobs lie.
@@ -53,26 +64,50 @@ impl Packs {
     /// `settings` are named as their vendors do (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …); names that don't begin with one of
     /// [`SETTINGS`] are none.
     ///
+    /// A store that can't be written to is opened all the same if packs of this database lie there: they can be read, and deleted.
+    ///
     /// # Errors
-    /// An address that is none, settings that don't fit, a store that can't be written to, or a database whose packs lie in objects
-    /// while `at` says `postgres`.
+    /// An address that is none, settings that don't fit, a store that does not answer, a new one that can't be written to, or one
+    /// that is not where the packs of this database lie.
     pub async fn open(client: &impl GenericClient, at: &str, settings: impl IntoIterator<Item = (String, String)>) -> anyhow::Result<Self> {
+        let row = client.query_one("SELECT id, EXISTS (SELECT 1 FROM packs WHERE object IS NOT NULL) FROM database_identity", &[]).await?;
+        let (database, in_objects): (Uuid, bool) = (row.get(0), row.get(1));
         if at == "postgres" {
-            let elsewhere = client.query_opt("SELECT 1 FROM packs WHERE object IS NOT NULL LIMIT 1", &[]).await?;
             anyhow::ensure!(
-                elsewhere.is_none(),
-                "packs of this database lie in an object store; set REPLAYFORK_BLOB_STORE (blobs.store.url) to its address"
+                !in_objects,
+                "packs of this database lie in an object store; give its address as --blob-store, REPLAYFORK_BLOB_STORE, or blobs.store.url of the chart"
             );
             return Ok(Self::default());
         }
-        let (store, root) = connect(at, settings)?;
-        let database: Uuid = client.query_one("SELECT id FROM database_identity", &[]).await?.get(0);
+        let Address { url, scheme } = Address::parse(at)?;
+        let (store, root, local): (Box<dyn ObjectStore>, _, _) = match scheme {
+            // What was acknowledged is on the disk.
+            ObjectStoreScheme::Local => {
+                let path = url.to_file_path().map_err(|()| anyhow::anyhow!("{NO_ADDRESS}"))?;
+                let folder = path.join(database.simple().to_string());
+                (Box::new(LocalFileSystem::new().with_fsync(true)), Path::from_absolute_path(&path)?, Some(folder))
+            }
+            _ => {
+                let settings = settings.into_iter().filter(|(name, _)| SETTINGS.iter().any(|prefix| name.starts_with(prefix)));
+                let (store, root) = object_store::parse_url_opts(&url, settings).with_context(|| wrong(&url))?;
+                (store, root, None)
+            }
+        };
         let folder = root.join(database.simple().to_string());
-        let probe = folder.clone().join("probe");
-        store.put(&probe, Bytes::from_static(b"ReplayFork can write here").into()).await.with_context(|| format!("can't write to {at}"))?;
-        store.get_range(&probe, 0..10).await.with_context(|| format!("can't read from {at}"))?;
-        store.delete(&probe).await.with_context(|| format!("can't delete from {at}"))?;
-        Ok(Self(Some(Arc::new(Objects { store, folder }))))
+        let mark = folder.clone().join(MARK);
+        let looked = tokio::time::timeout(PATIENCE, store.head(&mark)).await;
+        match looked.with_context(|| format!("the blob store {url} does not answer within {} s{}", PATIENCE.as_secs(), hint(&url)))? {
+            Ok(_) => {}
+            Err(object_store::Error::NotFound { .. }) if in_objects => anyhow::bail!(
+                "packs of this database lie in another blob store than {url}: there is no object {mark}. Give the address where they are; if they were moved, all below {folder} must be there"
+            ),
+            Err(object_store::Error::NotFound { .. }) => {
+                store.put(&mark, Bytes::from_static(b"the folder of a ReplayFork database\n").into()).await.with_context(|| wrong(&url))?;
+            }
+            Err(error) => return Err(error).with_context(|| wrong(&url)),
+        }
+        tracing::info!(store = %url, "packs of blobs go to an object store");
+        Ok(Self(Some(Arc::new(Objects { store, folder, local }))))
     }
 
     /// Stores a pack's frames; gives its number.
@@ -87,7 +122,8 @@ impl Packs {
         };
         let transaction: String = tx.query_one("SELECT pg_current_xact_id()::text", &[]).await?.get(0);
         let object = format!("{transaction}-{}", Uuid::new_v4().simple());
-        objects.store.put(&objects.folder.clone().join(object.as_str()), Bytes::copy_from_slice(frames).into()).await.map_err(failed)?;
+        let at = objects.at(&object);
+        objects.store.put(&at, Bytes::copy_from_slice(frames).into()).await.map_err(|e| failed(&at, &e))?;
         let sql = "INSERT INTO packs (ns, size, object) VALUES ($1, $2, $3) RETURNING pack";
         Ok(tx.query_one(sql, &[&ns, &size, &object]).await?.get(0))
     }
@@ -102,11 +138,12 @@ impl Packs {
             return Ok(data);
         }
         let objects = self.objects()?;
-        let object = objects.store.get(&objects.folder.clone().join(row.get::<_, &str>(1))).await.map_err(failed)?;
-        Ok(object.bytes().await.map_err(failed)?.to_vec())
+        let at = objects.at(row.get(1));
+        let object = objects.store.get(&at).await.map_err(|e| failed(&at, &e))?;
+        Ok(object.bytes().await.map_err(|e| failed(&at, &e))?.to_vec())
     }
 
-    /// Frames as they are stored. Those of packs that are gone, or have moved, are left out.
+    /// Frames as they are stored. Those of packs that are gone, have moved, or have lost their object are left out.
     ///
     /// # Errors
     /// What the database or the object store says.
@@ -133,39 +170,51 @@ impl Packs {
             let objects = self.objects()?;
             let mut read = stream::iter(in_objects).map(|(object, wanted)| objects.read(object, wanted)).buffer_unordered(AT_ONCE);
             while let Some(of_one) = read.try_next().await? {
-                found.extend(of_one);
+                match of_one {
+                    Ok(frames) => found.extend(frames),
+                    // It may just have been collected, with its row.
+                    Err((pack, object)) => note(client, ns, pack, &object, true).await?,
+                }
             }
         }
         Ok(found)
     }
 
     fn objects(&self) -> ApiResult<&Objects> {
-        let lacking = || ApiError::internal(&"a pack lies in an object store, and this api-server has none");
+        let lacking = || {
+            ApiError::unavailable(
+                "this lies in an object store that this api-server has not been told of; another one, which has, is taking its place",
+            )
+        };
         self.0.as_deref().ok_or_else(lacking)
     }
 
-    /// Deletes the objects that are nobody's; gives how many.
+    /// Deletes the objects that are nobody's; gives how many. Notes which packs have lost their object, or have it again.
     ///
     /// # Errors
     /// What the database or the object store says.
     pub async fn sweep(&self, client: &impl GenericClient) -> ApiResult<u64> {
         let Some(objects) = self.0.as_deref() else { return Ok(0) };
+        // What has been committed by now has its object in the list.
+        let before: String = client.query_one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", &[]).await?.get(0);
         let mut listed = objects.store.list(Some(&objects.folder)).try_chunks(LISTED);
-        let mut deleted = 0;
+        let (mut deleted, mut there) = (0, HashSet::new());
         while let Some(some) = listed.next().await {
-            let some = some.map_err(|e| failed(e.1))?;
+            let some = some.map_err(|e| failed(&objects.folder, &e.1))?;
             let names: Vec<&str> = some.iter().filter_map(|o| o.location.filename()).filter(|name| is_a_pack(name)).collect();
-            // In one statement, so that of a transaction that has ended by now its row is seen.
-            let nobodys = client
-                .query(
-                    "SELECT o FROM unnest($1::text[]) o WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())
-                     AND NOT EXISTS (SELECT 1 FROM packs p WHERE p.object = o)",
-                    &[&names],
-                )
-                .await?;
-            for row in nobodys {
-                objects.store.delete(&objects.folder.clone().join(row.get::<_, &str>(0))).await.map_err(failed)?;
+            for name in nobodys(client, &names).await? {
+                let at = objects.at(&name);
+                objects.store.delete(&at).await.map_err(|e| failed(&at, &e))?;
                 deleted += 1;
+            }
+            there.extend(names.into_iter().map(str::to_owned));
+        }
+        deleted += objects.sweep_unfinished(client).await?;
+        let sql = "SELECT ns, pack, object, lost FROM packs WHERE object IS NOT NULL AND (lost OR split_part(object, '-', 1)::xid8 < $1::text::xid8)";
+        for row in client.query(sql, &[&before]).await? {
+            let (ns, pack, object, lost): (i32, i64, String, bool) = (row.get(0), row.get(1), row.get(2), row.get(3));
+            if lost == there.contains(&object) {
+                note(client, ns, pack, &objects.at(&object), !lost).await?;
             }
         }
         Ok(deleted)
@@ -173,14 +222,69 @@ impl Packs {
 }
 
 impl Objects {
-    async fn read(&self, object: String, wanted: Vec<Wanted>) -> ApiResult<Vec<(Wanted, Bytes)>> {
+    fn at(&self, object: &str) -> Path {
+        self.folder.clone().join(object)
+    }
+
+    /// `None`: there is no such object.
+    async fn read(&self, object: String, wanted: Vec<Wanted>) -> ApiResult<Result<Vec<(Wanted, Bytes)>, (i64, Path)>> {
         let ranges: Vec<_> = wanted.iter().map(|(_, frame)| u64::from(frame.at)..u64::from(frame.at) + u64::from(frame.len)).collect();
-        match self.store.get_ranges(&self.folder.clone().join(object), &ranges).await {
-            Ok(frames) => Ok(wanted.into_iter().zip(frames).collect()),
-            Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
-            Err(error) => Err(failed(error)),
+        let at = self.at(&object);
+        match self.store.get_ranges(&at, &ranges).await {
+            Ok(frames) => Ok(Ok(wanted.into_iter().zip(frames).collect())),
+            Err(object_store::Error::NotFound { .. }) => Ok(Err((wanted[0].0, at))),
+            Err(error) => Err(failed(&at, &error)),
         }
     }
+
+    /// A write to a disk goes to a file beside its place first, `NAME#N`, which no list shows and which stays when the writer is killed.
+    async fn sweep_unfinished(&self, client: &impl GenericClient) -> ApiResult<u64> {
+        let Some(folder) = &self.local else { return Ok(0) };
+        let unfinished = |file: std::fs::DirEntry| {
+            let name = file.file_name().into_string().ok()?;
+            let (object, _) = name.split_once('#').filter(|(object, _)| is_a_pack(object))?;
+            Some((object.to_owned(), file.path()))
+        };
+        let files = std::fs::read_dir(folder).map_err(|e| ApiError::internal(&format!("{}: {e}", folder.display())))?;
+        let files: Vec<(String, PathBuf)> = files.filter_map(|file| unfinished(file.ok()?)).collect();
+        let mut deleted = 0;
+        for some in files.chunks(LISTED) {
+            let names: Vec<&str> = some.iter().map(|(object, _)| object.as_str()).collect();
+            let ended = ended(client, &names).await?;
+            for (_, file) in some.iter().filter(|(object, _)| ended.contains(object)) {
+                std::fs::remove_file(file).map_err(|e| ApiError::internal(&format!("{}: {e}", file.display())))?;
+                deleted += 1;
+            }
+        }
+        Ok(deleted)
+    }
+}
+
+/// Those of these objects whose transaction has ended, and that no row names. In one statement, so that the row of a transaction that
+/// has ended by now is seen.
+async fn nobodys(client: &impl GenericClient, names: &[&str]) -> ApiResult<Vec<String>> {
+    let sql = "SELECT o FROM unnest($1::text[]) o WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())
+         AND NOT EXISTS (SELECT 1 FROM packs p WHERE p.object = o)";
+    Ok(client.query(sql, &[&names]).await?.iter().map(|row| row.get(0)).collect())
+}
+
+/// Those of these objects whose transaction has ended.
+async fn ended(client: &impl GenericClient, names: &[&str]) -> ApiResult<HashSet<String>> {
+    let sql = "SELECT o FROM unnest($1::text[]) o WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())";
+    Ok(client.query(sql, &[&names]).await?.iter().map(|row| row.get(0)).collect())
+}
+
+/// A pack whose object is gone: its blobs count as absent, so that whoever has them sends them again.
+async fn note(client: &impl GenericClient, ns: i32, pack: i64, object: &Path, lost: bool) -> ApiResult<()> {
+    let changed = client.execute("UPDATE packs SET lost = $3 WHERE ns = $1 AND pack = $2 AND lost <> $3", &[&ns, &pack, &lost]).await?;
+    match lost {
+        _ if changed == 0 => {}
+        true => {
+            tracing::error!(ns, pack, %object, "an object that a pack lies in is gone from the blob store; restore it from the store's backup")
+        }
+        false => tracing::info!(ns, pack, %object, "an object that was gone is there again"),
+    }
+    Ok(())
 }
 
 /// A transaction's number and a UUID, as [`Packs::put`] writes them.
@@ -188,18 +292,57 @@ fn is_a_pack(name: &str) -> bool {
     name.split_once('-').is_some_and(|(xid, id)| xid.parse::<u64>().is_ok() && Uuid::try_parse(id).is_ok())
 }
 
-fn connect(at: &str, settings: impl IntoIterator<Item = (String, String)>) -> anyhow::Result<(Box<dyn ObjectStore>, Path)> {
-    let url: Url =
-        at.parse().with_context(|| format!("{at:?} is neither `postgres` nor a URL such as s3://bucket/folder or file:///folder"))?;
-    if let Ok((ObjectStoreScheme::Local, path)) = ObjectStoreScheme::parse(&url) {
-        // What was acknowledged is on the disk.
-        return Ok((Box::new(LocalFileSystem::new().with_fsync(true)), path));
-    }
-    let settings = settings.into_iter().filter(|(name, _)| SETTINGS.iter().any(|prefix| name.starts_with(prefix)));
-    object_store::parse_url_opts(&url, settings).with_context(|| format!("the blob store {at} can't be used"))
+const NO_ADDRESS: &str = "the blob store's address is neither `postgres` nor a URL such as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder (credentials are no part of it: they are given as AWS_…, GOOGLE_… or AZURE_… variables)";
+
+/// The address of a store. What is wrong with one is said without showing it: it may hold what it should not.
+struct Address {
+    url: Url,
+    scheme: ObjectStoreScheme,
 }
 
-fn failed(error: object_store::Error) -> ApiError {
-    tracing::warn!(cause = %error, "the object store failed");
-    ApiError::unavailable("the store of blobs does not answer; try again")
+impl Address {
+    fn parse(at: &str) -> anyhow::Result<Self> {
+        let url: Url = at.parse().ok().context(NO_ADDRESS)?;
+        let plain = url.username().is_empty() && url.password().is_none() && url.query().is_none() && url.fragment().is_none();
+        let known = match url.scheme() {
+            "s3" | "gs" | "az" => url.host_str().is_some_and(|host| !host.is_empty()),
+            "file" => url.host_str().is_none() && url.path() != "/",
+            _ => false,
+        };
+        let scheme = ObjectStoreScheme::parse(&url).ok().filter(|_| plain && known).context(NO_ADDRESS)?.0;
+        Ok(Self { url, scheme })
+    }
+}
+
+fn wrong(url: &Url) -> String {
+    format!("the blob store {url} can't be used{}", hint(url))
+}
+
+fn hint(url: &Url) -> &'static str {
+    match url.scheme() {
+        "s3" => {
+            " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION say who asks; AWS_ENDPOINT_URL where, with AWS_ALLOW_HTTP=true if that is plain HTTP)"
+        }
+        _ => "",
+    }
+}
+
+/// What an operating system says to a write, if that is where it failed.
+fn disk_error(error: &(dyn std::error::Error + 'static)) -> Option<std::io::ErrorKind> {
+    let causes = std::iter::successors(Some(error), |e| e.source());
+    causes.filter_map(|e| e.downcast_ref::<std::io::Error>()).map(std::io::Error::kind).last()
+}
+
+fn failed(object: &Path, error: &object_store::Error) -> ApiError {
+    use std::io::ErrorKind;
+    tracing::warn!(%object, cause = %error, "the blob store failed");
+    let why = match (error, disk_error(error)) {
+        (_, Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded)) => "is full; whoever runs it must free space in it, or enlarge it",
+        (_, Some(ErrorKind::ReadOnlyFilesystem)) => "can only be read",
+        (object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }, _)
+        | (_, Some(ErrorKind::PermissionDenied)) => "refuses the api-server; its credentials or rights are to be looked at",
+        (object_store::Error::NotFound { .. }, _) => "lacks an object that it should have; the api-server's log names it",
+        _ => "does not answer as it should; the api-server's log has the cause",
+    };
+    ApiError::unavailable(format!("the blob store {why}"))
 }

@@ -35,6 +35,7 @@ fn mistakes_in_values_are_refused_by_name() {
         ("blobs.store.url=http://store", "blobs"),
         ("blobs.store.url=file:///blobs", "blobs.store.existingClaim"),
         ("blobs.store.existingClaim=blobs", "blobs.store.existingClaim"),
+        ("blobs.store.existingSecret=blobs", "blobs.store.existingSecret"),
         ("models.endpoints={\"a\": {\"url\": \"models.example\"}}", "url"),
         ("models.endpoints={\"a\": {\"url\": \"http://m/v1\", \"key\": \"sk-1\"}}", "key"),
         ("models.endpoints={\"A b\": {\"url\": \"http://m/v1\"}}", "A b"),
