@@ -85,6 +85,11 @@ fn e2e_deleting_a_fork_removes_its_objects_and_its_run_goes_only_if_asked(place:
     ensure!(has_run(place, &kept_run)? && has_run(place, AGENT)?, "a run was deleted that should stay");
     let shown: Value = place.replay(&["diff", AGENT, &kept_run])?;
     ensure!(shown["reexecuted"] == 1, "the kept run can't be compared: {shown}");
+    // By hand a run goes too, once no other needs it.
+    let refused = place.told(&["delete", AGENT]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+    ensure!(refused.contains("is needed by") && refused.contains(&kept_run), "deleting a run that a fork needs says {refused:?}");
+    place.told(&["delete", &kept_run])?;
+    ensure!(!has_run(place, &kept_run)? && has_run(place, AGENT)?, "the run that was to be deleted is still there");
     Ok(())
 }
 
