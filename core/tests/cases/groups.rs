@@ -238,3 +238,13 @@ fn an_output_that_is_given_amid_them_changes_no_more_files_than_were_recorded() 
         .recorded();
     run.fork("a", json!([on("denied", output("given"))])).tells(&["denied: overridden (PatchedInput) -> overridden"]).has("x", "1");
 }
+
+#[test]
+fn another_output_amid_them_of_which_nobody_reads_what_differs_reaches_none_of_them() {
+    let run = run(&[])
+        .step("a", sh("echo 1 > a").through(2))
+        .step("pure", sh("echo 1").policy(ReplayPolicy::Pure))
+        .step("once", sh("echo {{ spans[\"pure\"].exit_code }}").policy(ReplayPolicy::RecordOnly))
+        .recorded();
+    run.fork("a", json!([on("pure", output("2"))])).tells(&["pure: overridden (PatchedInput) -> overridden"]).has("a", "1");
+}
