@@ -252,8 +252,12 @@ impl Objects {
             let names: Vec<&str> = some.iter().map(|(object, _)| object.as_str()).collect();
             let ended = ended(client, &names).await?;
             for (_, file) in some.iter().filter(|(object, _)| ended.contains(object)) {
-                std::fs::remove_file(file).map_err(|e| ApiError::internal(&format!("{}: {e}", file.display())))?;
-                deleted += 1;
+                match std::fs::remove_file(file) {
+                    Ok(()) => deleted += 1,
+                    // Its writer has finished it since it was listed.
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(ApiError::internal(&format!("{}: {error}", file.display()))),
+                }
             }
         }
         Ok(deleted)

@@ -288,7 +288,9 @@ impl<'a> Reference<'a> {
         let contract = self.contract(member).unwrap();
         // Where the plan reaches none of them, what is known before it runs is as recorded for all: the trial below says whether.
         let reached = members.iter().any(|m| self.planned.contains(m));
-        if reached && (first + 1..member).any(|n| self.planned.contains(&n) && !members.contains(&n) && self.may_reach(n, member, &contract)) {
+        if reached
+            && (first + 1..member).any(|n| self.planned.contains(&n) && !members.contains(&n) && self.may_reach(n, member, &contract))
+        {
             return false;
         }
         // What begins between two members is not known yet: looked at on a copy, with the group as recorded.
