@@ -11,7 +11,6 @@ mod forks;
 mod isolation;
 mod lifecycle;
 mod models;
-mod objects;
 mod operator_killed;
 mod patches;
 mod recording;
@@ -78,7 +77,7 @@ fn all() -> Result<bool> {
         sandbox::SCENARIOS,
         viewer::SCENARIOS,
     ];
-    let alone = [recording::ALONE, at_most_once::ALONE, operator_killed::SCENARIOS, encrypted::ALONE, endpoints::ALONE, objects::LAST];
+    let alone = [recording::ALONE, at_most_once::ALONE, operator_killed::SCENARIOS, encrypted::ALONE, endpoints::ALONE];
     let all = abreast.iter().chain(&alone).map(|list| list.len()).sum::<usize>();
     let abreast: Vec<&Scenario> = abreast.into_iter().flatten().filter(asked_for).collect();
     let alone: Vec<&Scenario> = alone.into_iter().flatten().filter(asked_for).collect();
