@@ -42,6 +42,9 @@ struct Took {
     again: f64,
 }
 
+/// Kept locally, and by each api-server.
+type Round = (Took, Vec<Took>);
+
 /// An api-server on loopback, and its database.
 struct Kept {
     name: &'static str,
@@ -130,7 +133,7 @@ async fn main() -> Result<()> {
     let folder = arguments.folder.canonicalize().with_context(|| arguments.folder.display().to_string())?;
     let objects = s3::Server::start(Ipv4Addr::LOCALHOST.into()).await?;
     let kept = [Kept::start("postgres", None).await?, Kept::start("s3", Some(&objects)).await?];
-    let mut rounds: Vec<(Took, Vec<Took>)> = Vec::new();
+    let mut rounds: Vec<Round> = Vec::new();
     // The first one reads the files from the disk, and does not count.
     for round in 0..=arguments.rounds {
         let store = tempfile::tempdir()?;
@@ -149,7 +152,7 @@ async fn main() -> Result<()> {
         }
     }
     println!("{:<20} {:>9} {:>9}", "kept in", "full s", "again s");
-    let of = |f: &dyn Fn(&(Took, Vec<Took>)) -> f64| median(rounds.iter().map(f).collect());
+    let of = |f: &dyn Fn(&Round) -> f64| median(rounds.iter().map(f).collect());
     println!("{:<20} {:>9.3} {:>9.3}", "local folder", of(&|r| r.0.full), of(&|r| r.0.again));
     for (n, kept) in kept.iter().enumerate() {
         println!("{:<20} {:>9.3} {:>9.3}", kept.name, of(&|r| r.1[n].full), of(&|r| r.1[n].again));
