@@ -61,8 +61,8 @@ pub struct Config {
     /// Seconds between two collections of blobs that nothing names any more.
     #[arg(long, env = "REPLAYFORK_COLLECT_INTERVAL_SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub collect_interval_seconds: u64,
-    /// Where new packs of blobs go: `postgres`, or the URL of a bucket or folder that this installation alone writes to
-    /// (`s3://bucket/folder`, `gs://…`, `az://…`, `file:///folder`). Credentials and endpoints are taken from the variables that their
+    /// Where new packs of blobs go: `postgres`, or the URL of a bucket or folder (`s3://bucket/folder`,
+    /// `gs://…`, `az://…`, `file:///folder`), below which each database has a folder of its own. Credentials and endpoints are taken from the variables that their
     /// vendors name: `AWS_…`, `GOOGLE_…`, `AZURE_…`.
     #[arg(long, env = "REPLAYFORK_BLOB_STORE", default_value = "postgres")]
     pub blob_store: String,

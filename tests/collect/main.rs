@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -299,7 +298,7 @@ async fn neither_is_it_where_packs_lie_in_a_folder() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn neither_is_it_where_packs_lie_in_s3() -> Result<()> {
-    writers_and_a_collector(Store::S3(s3::Server::start(Ipv4Addr::LOCALHOST.into()).await?), 50).await
+    writers_and_a_collector(Store::S3(s3::Server::start().await?), 50).await
 }
 
 /// `acts`: what each of them does.
@@ -413,7 +412,7 @@ async fn a_transaction_that_began_before_keeps_what_it_builds_on() -> Result<()>
 async fn what_lives_in_a_pack_that_is_mostly_dead_moves() -> Result<()> {
     mostly_dead(Store::Postgres, 0).await?;
     mostly_dead(Store::folder()?, 1).await?;
-    mostly_dead(Store::S3(s3::Server::start(Ipv4Addr::LOCALHOST.into()).await?), 1).await
+    mostly_dead(Store::S3(s3::Server::start().await?), 1).await
 }
 
 async fn mostly_dead(store: Store, objects: u64) -> Result<()> {
@@ -447,7 +446,7 @@ async fn mostly_dead(store: Store, objects: u64) -> Result<()> {
 async fn an_object_of_a_transaction_that_failed_goes_and_of_one_that_goes_on_stays() -> Result<()> {
     let database = postgres::Server::start()?;
     let pool = postgres::pool(&database.url()).await?;
-    let store = Store::S3(s3::Server::start(Ipv4Addr::LOCALHOST.into()).await?);
+    let store = Store::S3(s3::Server::start().await?);
     let packs = store.packs(&pool).await?;
     let ns = namespace(&pool.get().await?, &packs, "collect").await.map_err(said)?;
     let mut collector = pool.get().await?;

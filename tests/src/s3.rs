@@ -1,6 +1,6 @@
-//! A real S3 server of a test's own, with one bucket.
+//! A real S3 server of a test's own, on loopback, with one bucket.
 
-use std::net::IpAddr;
+use std::net::Ipv4Addr;
 
 use anyhow::Result;
 use axum::error_handling::HandleError;
@@ -22,8 +22,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it on an address of this machine: loopback, or the end of a link that a test has made.
-    pub async fn start(address: IpAddr) -> Result<Self> {
+    pub async fn start() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         std::fs::create_dir(folder.path().join(BUCKET))?;
         let files = s3s_fs::FileSystem::new(folder.path()).map_err(|e| anyhow::anyhow!("{e:?}"))?;
@@ -34,7 +33,7 @@ impl Server {
                 service.build(),
                 |error: s3s::HttpError| async move { (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:?}")) },
             );
-        let listener = TcpListener::bind((address, 0)).await?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = format!("http://{}", listener.local_addr()?);
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, axum::Router::new().fallback_service(service)).await;

@@ -13,6 +13,8 @@ use crate::problem::{ApiError, ApiResult};
 use crate::store::Namespace;
 use crate::store::packs::Wanted;
 
+/// Of a blob's row `b`: it counts as not there, since it is about to be collected, or its pack is lost.
+const ABSENT: &str = "(b.condemned OR EXISTS (SELECT 1 FROM packs p WHERE p.ns = b.ns AND p.pack = b.pack AND p.lost))";
 /// How often places of blobs are looked up, when these turn out to have moved.
 const MOVES: usize = 3;
 /// Frames that are in memory at once.
@@ -24,9 +26,8 @@ const FRAMES: usize = 32;
 /// What the database says.
 pub async fn missing(client: &impl GenericClient, ns: i32, digests: &[Digest]) -> ApiResult<Vec<Digest>> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
-    let sql = "SELECT b.digest FROM blobs b LEFT JOIN packs p ON p.ns = b.ns AND p.pack = b.pack AND p.lost
-         WHERE b.ns = $1 AND b.digest = ANY($2) AND NOT b.condemned AND p.pack IS NULL";
-    let rows = client.query(sql, &[&ns, &wanted]).await?;
+    let sql = format!("SELECT b.digest FROM blobs b WHERE b.ns = $1 AND b.digest = ANY($2) AND NOT {ABSENT}");
+    let rows = client.query(&sql, &[&ns, &wanted]).await?;
     let have: HashSet<Digest> = rows.iter().filter_map(|r| Digest::from_slice(r.get(0))).collect();
     Ok(digests.iter().copied().filter(|d| !have.contains(d)).collect())
 }
@@ -55,12 +56,14 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
     // Sorted, so that two uploads of the same blobs lock them in the same order.
     let stored = tx
         .execute(
-            "INSERT INTO blobs (ns, digest, kind, pack, frame_at, frame_len, raw_at, raw_len)
-             SELECT $1, * FROM unnest($2::bytea[], $3::smallint[], array_fill($4::bigint, ARRAY[cardinality($2::bytea[])]), $5::int[], $6::int[], $7::int[], $8::int[]) t(digest)
-             ORDER BY t.digest
-             ON CONFLICT (ns, digest) DO UPDATE SET condemned = false, pack = excluded.pack, frame_at = excluded.frame_at, frame_len = excluded.frame_len,
-               raw_at = excluded.raw_at, raw_len = excluded.raw_len
-             WHERE blobs.condemned OR EXISTS (SELECT 1 FROM packs p WHERE p.ns = blobs.ns AND p.pack = blobs.pack AND p.lost)",
+            &format!(
+                "INSERT INTO blobs AS b (ns, digest, kind, pack, frame_at, frame_len, raw_at, raw_len)
+                 SELECT $1, * FROM unnest($2::bytea[], $3::smallint[], array_fill($4::bigint, ARRAY[cardinality($2::bytea[])]), $5::int[], $6::int[], $7::int[], $8::int[]) t(digest)
+                 ORDER BY t.digest
+                 ON CONFLICT (ns, digest) DO UPDATE SET condemned = false, pack = excluded.pack, frame_at = excluded.frame_at, frame_len = excluded.frame_len,
+                   raw_at = excluded.raw_at, raw_len = excluded.raw_len
+                 WHERE {ABSENT}"
+            ),
             &[&ns.number, &columns.digests, &columns.kinds, &id, &columns.frame_at, &columns.frame_len, &columns.raw_at, &columns.raw_len],
         )
         .await? as i64;

@@ -202,7 +202,8 @@ impl Packs {
         while let Some(some) = listed.next().await {
             let some = some.map_err(|e| failed(&objects.folder, &e.1))?;
             let names: Vec<&str> = some.iter().filter_map(|o| o.location.filename()).filter(|name| is_a_pack(name)).collect();
-            for name in nobodys(client, &names).await? {
+            let ended = ended(client, &names).await?;
+            for (name, _) in ended.into_iter().filter(|(_, named)| !named) {
                 let at = objects.at(&name);
                 objects.store.delete(&at).await.map_err(|e| failed(&at, &e))?;
                 deleted += 1;
@@ -251,7 +252,7 @@ impl Objects {
         for some in files.chunks(LISTED) {
             let names: Vec<&str> = some.iter().map(|(object, _)| object.as_str()).collect();
             let ended = ended(client, &names).await?;
-            for (_, file) in some.iter().filter(|(object, _)| ended.contains(object)) {
+            for (_, file) in some.iter().filter(|(object, _)| ended.contains_key(object)) {
                 match std::fs::remove_file(file) {
                     Ok(()) => deleted += 1,
                     // Its writer has finished it since it was listed.
@@ -264,18 +265,12 @@ impl Objects {
     }
 }
 
-/// Those of these objects whose transaction has ended, and that no row names. In one statement, so that the row of a transaction that
-/// has ended by now is seen.
-async fn nobodys(client: &impl GenericClient, names: &[&str]) -> ApiResult<Vec<String>> {
-    let sql = "SELECT o FROM unnest($1::text[]) o WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())
-         AND NOT EXISTS (SELECT 1 FROM packs p WHERE p.object = o)";
-    Ok(client.query(sql, &[&names]).await?.iter().map(|row| row.get(0)).collect())
-}
-
-/// Those of these objects whose transaction has ended.
-async fn ended(client: &impl GenericClient, names: &[&str]) -> ApiResult<HashSet<String>> {
-    let sql = "SELECT o FROM unnest($1::text[]) o WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())";
-    Ok(client.query(sql, &[&names]).await?.iter().map(|row| row.get(0)).collect())
+/// Those of these objects whose transaction has ended, each with whether a row names it. In one statement, so that the row of a
+/// transaction that has ended by now is seen.
+async fn ended(client: &impl GenericClient, names: &[&str]) -> ApiResult<BTreeMap<String, bool>> {
+    let sql = "SELECT o, EXISTS (SELECT 1 FROM packs p WHERE p.object = o) FROM unnest($1::text[]) o
+         WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())";
+    Ok(client.query(sql, &[&names]).await?.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// A pack whose object is gone: its blobs count as absent, so that whoever has them sends them again.

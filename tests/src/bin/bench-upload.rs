@@ -131,7 +131,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let folder = arguments.folder.canonicalize().with_context(|| arguments.folder.display().to_string())?;
-    let objects = s3::Server::start(Ipv4Addr::LOCALHOST.into()).await?;
+    let objects = s3::Server::start().await?;
     let kept = [Kept::start("postgres", None).await?, Kept::start("s3", Some(&objects)).await?];
     let mut rounds: Vec<Round> = Vec::new();
     // The first one reads the files from the disk, and does not count.
