@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
+use deadpool_postgres::{GenericClient, Manager, ManagerConfig, Pool, RecyclingMethod};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
-use tokio_postgres::NoTls;
 use tokio_postgres::config::SslMode;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Error, NoTls, Row};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 mod embedded {
@@ -18,6 +19,35 @@ mod embedded {
 /// Key of the advisory lock under which one replica migrates while the others wait.
 const MIGRATION_LOCK: i64 = 0x5246_4d49_4752;
 const OLDEST_POSTGRES: u32 = 150_000;
+
+/// A connection, or a transaction on it, whose statements are prepared once: a query is one round trip, and is not planned anew each
+/// time. Their number is bounded by that of the texts in this crate, since values are always parameters.
+pub trait Connection: GenericClient {
+    /// All rows.
+    ///
+    /// # Errors
+    /// What the database says; so of all here.
+    fn fetch(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> impl Future<Output = Result<Vec<Row>, Error>> + Send {
+        async move { self.query(&self.prepare_cached(sql).await?, values).await }
+    }
+
+    /// The only row; none, or several, are an error.
+    fn fetch_one(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> impl Future<Output = Result<Row, Error>> + Send {
+        async move { self.query_one(&self.prepare_cached(sql).await?, values).await }
+    }
+
+    /// The only row, if there is one; several are an error.
+    fn fetch_opt(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> impl Future<Output = Result<Option<Row>, Error>> + Send {
+        async move { self.query_opt(&self.prepare_cached(sql).await?, values).await }
+    }
+
+    /// How many rows were affected.
+    fn run(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> impl Future<Output = Result<u64, Error>> + Send {
+        async move { self.execute(&self.prepare_cached(sql).await?, values).await }
+    }
+}
+
+impl<C: GenericClient> Connection for C {}
 
 /// A pool of connections; nothing is connected yet. With `sslmode=require` the server's certificate is verified, by the
 /// authorities in `ca` (PEM) alone where they are given, else by the system's. Any other mode is plain.

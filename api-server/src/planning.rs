@@ -4,7 +4,6 @@ mod part;
 
 use std::collections::BTreeMap;
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::BLOBS_MISSING;
 use replayfork_client::fork::CloseReason;
 use replayfork_client::read::RunState;
@@ -18,6 +17,7 @@ use replayfork_core::source::{Facts, FileFact, SnapshotFact, Source};
 use replayfork_snapshot::{Kind, diff, entry_at, path_bytes, path_text};
 
 use crate::config::Config;
+use crate::db::Connection;
 use crate::endpoints::Endpoints;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::blobs::{self, Loaded, Trees};
@@ -64,7 +64,7 @@ pub fn named(spec: &ForkSpec, inherited: &[Patch]) -> Vec<Digest> {
 ///
 /// # Errors
 /// What the database says; inside, why the spec can't be planned.
-pub async fn load(client: &impl GenericClient, found: &Found, spec: &ForkSpec) -> ApiResult<Result<Input, Refusal>> {
+pub async fn load(client: &impl Connection, found: &Found, spec: &ForkSpec) -> ApiResult<Result<Input, Refusal>> {
     let source = source(client, found).await?;
     let contents = contents(client, found, spec, &source.inherited).await?;
     let needed = match Prepared::facts_needed(&source, &contents, spec) {
@@ -75,7 +75,7 @@ pub async fn load(client: &impl GenericClient, found: &Found, spec: &ForkSpec) -
     Ok(Ok(Input { source: source.with_facts(facts), contents }))
 }
 
-async fn contents(client: &impl GenericClient, found: &Found, spec: &ForkSpec, inherited: &[Patch]) -> ApiResult<Contents> {
+async fn contents(client: &impl Connection, found: &Found, spec: &ForkSpec, inherited: &[Patch]) -> ApiResult<Contents> {
     let mut contents = Contents::default();
     for digest in named(spec, inherited) {
         // What is not there is said by whoever needs it, with the patch that names it.
@@ -88,13 +88,13 @@ async fn contents(client: &impl GenericClient, found: &Found, spec: &ForkSpec, i
     Ok(contents)
 }
 
-async fn inherited(client: &impl GenericClient, found: &Found) -> ApiResult<Vec<Patch>> {
-    let row = client.query_one("SELECT inherits FROM runs WHERE rid = $1", &[&found.rid]).await?;
+async fn inherited(client: &impl Connection, found: &Found) -> ApiResult<Vec<Patch>> {
+    let row = client.fetch_one("SELECT inherits FROM runs WHERE rid = $1", &[&found.rid]).await?;
     serde_json::from_value(row.get(0)).map_err(|e| ApiError::internal(&e))
 }
 
 /// A run with what each of its spans changed.
-pub async fn source(client: &impl GenericClient, found: &Found) -> ApiResult<Source> {
+pub async fn source(client: &impl Connection, found: &Found) -> ApiResult<Source> {
     let spans = spans::all(client, found).await?;
     let mut trees = Trees::default();
     let states: Vec<Digest> = spans.iter().flat_map(|s| [s.snapshot_before, s.snapshot_after]).flatten().map(|s| s.node).collect();
@@ -114,7 +114,7 @@ fn changed_paths(trees: &mut Trees, a: &SnapshotRef, b: &SnapshotRef) -> ApiResu
 }
 
 /// What patches meet in the recorded workspaces.
-async fn facts(client: &impl GenericClient, found: &Found, source: &Source, needed: FactsNeeded) -> ApiResult<Facts> {
+async fn facts(client: &impl Connection, found: &Found, source: &Source, needed: FactsNeeded) -> ApiResult<Facts> {
     let mut facts = Facts::default();
     let mut trees = Trees::default();
     let befores = needed.files.iter().map(|(_, before, _)| before).chain(needed.snapshots.iter().map(|(_, before, _)| before));
@@ -164,7 +164,7 @@ fn check_endpoint(endpoints: &Endpoints, found: &Found, spec: &ForkSpec) -> Resu
 /// What the sandbox is built from.
 fn resolve(config: &Config, has_workspace: bool, plan: &Plan) -> Result<RunEnvironment, Refusal> {
     let mut recorded = plan.environment.clone();
-    if !plan.needs_sandbox() {
+    if !plan.sandbox {
         return Ok(recorded);
     }
     if recorded.workspace_root.is_none() && !has_workspace {

@@ -72,10 +72,11 @@ fn show(answer: &PlanAnswer, output: Output) {
     for warning in &plan.warnings {
         println!("Note: {}.", safe(warning));
     }
+    let pod = if plan.sandbox { "a pod only changes the workspace" } else { "no pod is started" };
     if plan.is_empty() {
-        println!("Nothing has to run: the patches change nothing that any span would see.");
-    } else if !plan.needs_sandbox() {
-        println!("Nothing can run: no pod is started, and the fork ends as Blocked.");
+        println!("Nothing has to run: the patches change nothing that any span would see; {pod}.");
+    } else if plan.counts.may_be_run() == 0 {
+        println!("Nothing can run: {pod}, and the fork ends as Blocked.");
     }
     if plan.spans.is_empty() {
         return;

@@ -6,7 +6,7 @@ use replayfork_core::Digest;
 use replayfork_core::fork::{DeletionPolicy, ForkSpec};
 use replayfork_core::model::{Closing, Fidelity, Opening, RunEnvironment, SnapshotRef, Span, SpanKind, Status};
 use replayfork_core::patch::Patch;
-use replayfork_core::plan::PlanCounts;
+use replayfork_core::plan::{Plan, PlanCounts};
 use replayfork_core::reason::Blocked;
 use replayfork_core::source::{Changed, Facts};
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,18 @@ pub enum CloseReason {
     OOMKilled,
     SandboxFailed,
     Deleted,
+}
+
+impl CloseReason {
+    /// How a fork ends whose plan was carried out to its end, and why.
+    pub fn of_plan(plan: &Plan) -> (Self, &'static str) {
+        match plan.counts.may_be_run() {
+            0 if plan.is_empty() => (Self::Succeeded, "the patches change nothing that would have to run"),
+            0 if plan.check => (Self::Blocked, "no step from the fork span on can be run again"),
+            0 => (Self::Blocked, "every span that the patches reach is blocked"),
+            _ => (Self::Succeeded, "every span of the plan was executed, reused, overridden or blocked as planned"),
+        }
+    }
 }
 
 impl std::fmt::Display for CloseReason {
@@ -169,6 +181,8 @@ pub struct Fork {
 pub struct PlanOverview {
     pub digest: Digest,
     pub counts: PlanCounts,
+    /// Whether a pod is needed: a step may be executed, or a patch changes the workspace.
+    pub sandbox: bool,
     /// At most 20.
     pub blocked_spans: Vec<BlockedSpan>,
     /// Resolved: image, uid, workspace root and HOME that the sandbox gets.

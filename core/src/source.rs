@@ -325,8 +325,7 @@ impl Source {
         }
         let units = |range: std::ops::Range<usize>| range.filter(|&i| self.is_unit(i) && !self.spans[i].did_not_run());
         // A step that writes nothing and has no snapshots left what was there; so did one of a fork that only left paths unknown.
-        let left_unknown = |i: usize| self.spans[i].closing.as_ref().is_some_and(|c| !c.unknown.is_empty());
-        let tells = |&i: &usize| self.left(i).is_some() || (!self.footprint(i).writes.is_empty() && !left_unknown(i));
+        let tells = |&i: &usize| self.left(i).is_some() || (!self.footprint(i).writes.is_empty() && !self.left_unknown(i));
         let ended = |i: usize| if self.is_walked(i) { i64::MAX } else { self.interval(i).1 };
         match units(0..first).filter(tells).max_by_key(|&i| (ended(i), i)) {
             Some(last) => self.left(last).map(|(state, _)| state),
@@ -341,11 +340,16 @@ impl Source {
         }
     }
 
-    /// The recorded workspace that a unit left, and whether it is the one after it: one that a fork blocked left what was there
-    /// before, but for paths that nobody knows.
+    /// Whether a fork left paths unknown that the unit may have written.
+    pub(crate) fn left_unknown(&self, unit: usize) -> bool {
+        self.spans[unit].closing.as_ref().is_some_and(|c| c.status == Status::Blocked || !c.unknown.is_empty())
+    }
+
+    /// The recorded workspace that a unit left, and whether it is the one after it: one that left paths unknown left what was there
+    /// before, but for these.
     pub(crate) fn left(&self, unit: usize) -> Option<(SnapshotRef, bool)> {
         let record = &self.spans[unit];
-        let before = || record.snapshot_before.filter(|_| record.status() == Status::Blocked);
+        let before = || record.snapshot_before.filter(|_| self.left_unknown(unit));
         record.snapshot_after.map(|state| (state, true)).or_else(|| Some((before()?, false)))
     }
 

@@ -65,7 +65,7 @@ pub fn status(observed: &Observed, diff: Option<&RunDiff>, viewer_url: Option<&s
         Row::Registered(row) => {
             conditions(&mut builder, observed, row);
             fill(&mut status, row);
-            status.job_name = if row.plan.as_ref().is_some_and(|p| needs_sandbox(&p.counts)) { Some(object_name(fork)) } else { None };
+            status.job_name = if row.plan.as_ref().is_some_and(|p| p.sandbox) { Some(object_name(fork)) } else { None };
             status.result = result(row, diff, old.result.as_ref());
             status.viewer_url = viewer_url
                 .zip(row.fork_run_name.as_ref())
@@ -74,10 +74,6 @@ pub fn status(observed: &Observed, diff: Option<&RunDiff>, viewer_url: Option<&s
     }
     status.conditions = builder.conditions;
     status
-}
-
-fn needs_sandbox(counts: &replayfork_core::plan::PlanCounts) -> bool {
-    counts.will_run + counts.may_run + counts.may_run_or_block > 0
 }
 
 fn pending(builder: &mut Builder<'_>, reason: &str, message: &str) {
@@ -117,7 +113,7 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
     let story = if succeeded { summary(row) } else { result.message.clone() };
     match row.claimed_at {
         Some(_) => builder.set("SandboxReady", "False", SANDBOX_ENDED, "the fork has ended"),
-        None if row.plan.as_ref().is_some_and(|p| needs_sandbox(&p.counts)) => {
+        None if row.plan.as_ref().is_some_and(|p| p.sandbox) => {
             builder.set("SandboxReady", "False", &reason, &result.message)
         }
         None => builder.set("SandboxReady", "False", "NotNeeded", "nothing had to be executed"),

@@ -46,7 +46,7 @@ fn row(over: Value) -> Row {
     let mut row = json!({
         "uid": "00000000-0000-0000-0000-000000000001", "namespace": "agents", "name": "what-if", "state": "Registered",
         "source_run": "00000000-0000-0000-0000-000000000002", "fork_run": "00000000-0000-0000-0000-000000000003", "fork_run_name": "what-if",
-        "plan": {"digest": "00".repeat(32), "counts": counts, "blocked_spans": [], "environment": {"image": "agent:1", "uid": 1000, "workspace_root": "/workspace"}},
+        "plan": {"digest": "00".repeat(32), "counts": counts, "sandbox": true, "blocked_spans": [], "environment": {"image": "agent:1", "uid": 1000, "workspace_root": "/workspace"}},
         "deletion_policy": "Retain", "registered_at": ago(400),
     });
     for (key, value) in over.as_object().unwrap() {

@@ -1,7 +1,9 @@
 //! Changes to single paths of a folder whose state is known.
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use replayfork_core::Digest;
@@ -167,13 +169,19 @@ fn restore_folder_times(
     Ok(())
 }
 
-/// Reads a file of the workspace, at most `limit` bytes; no symlink on the way is followed.
+/// Reads a file of the workspace, at most `limit` bytes; symlinks are followed as far as they stay in it.
 ///
 /// # Errors
-/// It is no regular file, can't be read, or is larger.
+/// It is no regular file, lies elsewhere, can't be read, or is larger.
 pub fn read_file(root: &Path, path: &str, limit: u64) -> Result<Vec<u8>, SnapshotError> {
     let top = open_root(root)?;
     let path = crate::path_bytes(path);
+    let failed = |e| SnapshotError::io(&path, e);
+    let whole = root.canonicalize().map_err(failed)?;
+    let target = root.join(OsStr::from_bytes(&path)).canonicalize().map_err(failed)?;
+    let elsewhere = |_| failed(std::io::Error::other(format!("it leads to {}, out of the workspace", target.display())));
+    // Where it leads to by now is opened through no symlink.
+    let path = target.strip_prefix(&whole).map_err(elsewhere)?.as_os_str().as_bytes().to_vec();
     let (folder, name) = parent(&top, &path)?;
     let file = open_file(&folder, name).map_err(|e| SnapshotError::io(&path, e))?;
     if look_at(&file).map_err(|e| SnapshotError::io(&path, e))?.file_type != FileType::RegularFile {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use place::Place;
 use replayfork_core::footprint::Pattern;
-use replayfork_snapshot::{Blobs, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, replay_paths, restore};
+use replayfork_snapshot::{Blobs, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, read_file, replay_paths, restore};
 
 #[test]
 fn files_written_within_one_tick_of_the_clock_are_seen() {
@@ -114,8 +114,28 @@ fn nothing_is_written_through_a_link_that_a_workspace_holds() {
     // The link is not in the captured tree either: what the tree says of the path is what is cleared away.
     let empty = target.node;
     assert!(put_file(&place.work, &mut place.nodes, &mut place.store, &empty, ("d/f", b"x", false)).is_err());
-    assert!(replayfork_snapshot::read_file(&place.work, "d/f", 10).is_err());
+    fs::write(outside.path().join("f"), "secret").unwrap();
+    let refused = read_file(&place.work, "d/f", 10).unwrap_err().to_string();
+    assert!(refused.contains("d/f") && refused.contains("out of the workspace"), "{refused}");
+    fs::remove_file(outside.path().join("f")).unwrap();
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_is_read_through_links_that_stay_in_the_workspace() {
+    let place = Place::new();
+    fs::create_dir_all(place.work.join("releases/1")).unwrap();
+    fs::write(place.work.join("releases/1/conf"), "one").unwrap();
+    symlink("releases/1", place.work.join("current")).unwrap();
+    symlink("current/conf", place.work.join("conf")).unwrap();
+    symlink("loop", place.work.join("loop")).unwrap();
+    let read = |path| read_file(&place.work, path, 3);
+    assert_eq!((read("conf").unwrap(), read("current/conf").unwrap()), (b"one".to_vec(), b"one".to_vec()));
+    for nothing in ["loop", "current", "current/none", "conf/x", ""] {
+        assert!(read(nothing).is_err(), "{nothing}");
+    }
+    fs::write(place.work.join("conf"), "more").unwrap();
+    assert!(read("conf").unwrap_err().to_string().contains("more than 3 bytes"));
 }
 
 #[test]

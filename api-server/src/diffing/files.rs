@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 
-use deadpool_postgres::GenericClient;
 use replayfork_core::diff::{Budget, Diff, FileChange, FileSide};
 use replayfork_snapshot::{Change, Entry, Kind, diff, path_text};
 
 use super::ById;
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::Namespace;
 use crate::store::blobs::{self, Loaded, Trees};
@@ -25,7 +25,7 @@ const MAX_PATHS: usize = 200_000;
 /// # Errors
 /// What the database says; a tree that is broken.
 pub async fn add(
-    client: &impl GenericClient,
+    client: &impl Connection,
     ns: &Namespace,
     of_a: &ById<'_>,
     of_b: &ById<'_>,
@@ -90,7 +90,7 @@ fn side(entry: &Entry) -> FileSide {
 }
 
 /// A small text file's content; nothing for what is no file, `None` for what is not compared line by line.
-async fn text(client: &impl GenericClient, ns: &Namespace, entry: Option<&Entry>) -> ApiResult<Option<String>> {
+async fn text(client: &impl Connection, ns: &Namespace, entry: Option<&Entry>) -> ApiResult<Option<String>> {
     match entry.map(|e| &e.kind) {
         Some(Kind::File { size, digest, chunks, .. }) if *size <= MAX_FILE && chunks.is_empty() => {
             let bytes = blobs::get(client, ns, digest).await?;

@@ -5,11 +5,11 @@ mod words;
 
 use std::collections::HashMap;
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::read::RunDiff;
 use replayfork_core::diff::{Compared, Diff, Matching, Prints};
 use replayfork_core::model::{Fidelity, Span, SpanKind};
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::runs::Found;
 use crate::store::{prints, spans};
@@ -20,7 +20,7 @@ pub use files::not_in_tree;
 ///
 /// # Errors
 /// What the database says.
-pub async fn run_diff(client: &impl GenericClient, a: &Found, b: &Found) -> ApiResult<RunDiff> {
+pub async fn run_diff(client: &impl Connection, a: &Found, b: &Found) -> ApiResult<RunDiff> {
     let (of_a, of_b, compared) = compare(client, a, b).await?;
     let left = records(client, a, &of_a, compared.listed().filter_map(|pair| pair.a)).await?;
     let right = records(client, b, &of_b, compared.listed().filter_map(|pair| pair.b)).await?;
@@ -38,7 +38,7 @@ fn root(found: &Found) -> i64 {
 ///
 /// # Errors
 /// What the database says.
-pub async fn compare(client: &impl GenericClient, a: &Found, b: &Found) -> ApiResult<(Prints, Prints, Compared)> {
+pub async fn compare(client: &impl Connection, a: &Found, b: &Found) -> ApiResult<(Prints, Prints, Compared)> {
     let (of_a, of_b) = (prints::of(client, a).await?, prints::of(client, b).await?);
     let matching = if root(a) == root(b) { Matching::Lineage } else { Matching::Alignment };
     let compared = Compared::of(matching, &of_a, &of_b);
@@ -47,7 +47,7 @@ pub async fn compare(client: &impl GenericClient, a: &Found, b: &Found) -> ApiRe
 
 /// The records at all of these places.
 async fn records(
-    client: &impl GenericClient,
+    client: &impl Connection,
     found: &Found,
     prints: &Prints,
     places: impl Iterator<Item = usize>,

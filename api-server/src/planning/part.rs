@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{BlockedSpan, PlanOverview};
 use replayfork_client::ingest::Edge;
 use replayfork_core::binding::Hole;
@@ -15,6 +14,7 @@ use replayfork_core::source::{Changed, Source};
 
 use super::{Refusal, SHOWN, contents, facts, inherited, load, resolve};
 use crate::config::Config;
+use crate::db::Connection;
 use crate::endpoints::Endpoints;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::graphs::{self, Known};
@@ -44,7 +44,7 @@ pub struct Ready {
 ///
 /// # Errors
 /// What the database says; inside, why the spec can't be planned.
-pub async fn ready(client: &impl GenericClient, found: &Found, spec: &ForkSpec, listed: usize) -> ApiResult<Result<Ready, Refusal>> {
+pub async fn ready(client: &impl Connection, found: &Found, spec: &ForkSpec, listed: usize) -> ApiResult<Result<Ready, Refusal>> {
     if let Some(ready) = try_ready(client, found, spec, listed).await? {
         return Ok(Ok(ready));
     }
@@ -60,7 +60,7 @@ pub async fn ready(client: &impl GenericClient, found: &Found, spec: &ForkSpec, 
 }
 
 /// `None`: the spec is refused.
-async fn try_ready(client: &impl GenericClient, found: &Found, spec: &ForkSpec, listed: usize) -> ApiResult<Option<Ready>> {
+async fn try_ready(client: &impl Connection, found: &Found, spec: &ForkSpec, listed: usize) -> ApiResult<Option<Ready>> {
     let inherits = inherited(client, found).await?;
     let Some(targets) = targets(client, found, spec, &inherits).await? else { return Ok(None) };
     let mut graph = graphs::head(client, found).await?;
@@ -155,14 +155,20 @@ impl Ready {
             let blocked = span.blocked.into_iter().next()?;
             Some(BlockedSpan { span: span.id, name: span.name, kind: span.kind, blocked })
         });
-        let overview = PlanOverview { digest: plan.digest, counts: plan.counts, blocked_spans: blocked.collect(), environment };
+        let overview = PlanOverview {
+            digest: plan.digest,
+            counts: plan.counts,
+            sandbox: plan.sandbox,
+            blocked_spans: blocked.collect(),
+            environment,
+        };
         Ok((plan, overview))
     }
 }
 
 /// The spans that the spec names, the fork span first, then those that inherited patches name. `None`: a name that no span has, or
 /// several.
-async fn targets(client: &impl GenericClient, found: &Found, spec: &ForkSpec, inherits: &[Patch]) -> ApiResult<Option<Vec<(i64, String)>>> {
+async fn targets(client: &impl Connection, found: &Found, spec: &ForkSpec, inherits: &[Patch]) -> ApiResult<Option<Vec<(i64, String)>>> {
     let named = spec.patches.iter().filter_map(|p| p.span.as_deref()).chain(spec.approvals.iter().map(|a| a.span.as_str()));
     let named: Vec<&str> = std::iter::once(spec.source.span.as_str()).chain(named).collect();
     let taken_over = inherits.iter().filter_map(|p| p.span.as_deref());
@@ -170,11 +176,11 @@ async fn targets(client: &impl GenericClient, found: &Found, spec: &ForkSpec, in
     let base = found.base_rid.unwrap_or(found.rid);
     let by_id = "SELECT span_id, ord FROM spans WHERE rid = $1 AND span_id = ANY($2) AND ord IS NOT NULL";
     let mut spans: BTreeMap<String, (i64, String)> =
-        client.query(by_id, &[&base, &all]).await?.iter().map(|r| (r.get(0), (r.get(1), r.get(0)))).collect();
+        client.fetch(by_id, &[&base, &all]).await?.iter().map(|r| (r.get(0), (r.get(1), r.get(0)))).collect();
     let rest: Vec<&str> = named.iter().copied().filter(|name| !spans.contains_key(*name)).collect();
     if !rest.is_empty() {
         let by_name = "SELECT name, ord, span_id FROM spans WHERE rid = $1 AND name = ANY($2) AND ord IS NOT NULL LIMIT 1000";
-        for row in client.query(by_name, &[&base, &rest]).await? {
+        for row in client.fetch(by_name, &[&base, &rest]).await? {
             if spans.insert(row.get(0), (row.get(1), row.get(2))).is_some() {
                 return Ok(None);
             }
@@ -188,7 +194,7 @@ async fn targets(client: &impl GenericClient, found: &Found, spec: &ForkSpec, in
 
 /// Reads the records of spans that are not yet there.
 async fn read(
-    client: &impl GenericClient,
+    client: &impl Connection,
     found: &Found,
     names: &mut Known,
     records: &mut BTreeMap<u32, Span>,
@@ -220,7 +226,7 @@ fn part(found: &Found, graph: &Graph, names: &Known, records: &BTreeMap<u32, Spa
 
 /// What templates of patches refer to.
 async fn used(
-    client: &impl GenericClient,
+    client: &impl Connection,
     found: &Found,
     names: &mut Known,
     source: &Source,
@@ -239,7 +245,7 @@ async fn used(
             "SELECT ord, span_id FROM spans WHERE rid = $1 AND {column} = $2 AND ord IS NOT NULL AND (ord, span_id) < ($3, $4)
                AND greatest(ended, started) <= $5 AND ended IS NOT NULL ORDER BY ord DESC, span_id DESC LIMIT 1"
         );
-        let row = client.query_opt(&sql, &[&base, of, &target.ord, &target.id, &started]).await?;
+        let row = client.fetch_opt(&sql, &[&base, of, &target.ord, &target.id, &started]).await?;
         spans.extend(row.map(|row| (row.get::<_, i64>(0), row.get::<_, String>(1))));
     }
     if spans.is_empty() { Ok(BTreeSet::new()) } else { Ok(names.places(client, found, &spans).await?.into_iter().collect()) }
@@ -247,7 +253,7 @@ async fn used(
 
 /// The recorded workspaces that patches of files and workspaces are compared with.
 async fn states_before(
-    client: &impl GenericClient,
+    client: &impl Connection,
     found: &Found,
     graph: &Graph,
     names: &mut Known,
@@ -262,7 +268,7 @@ async fn states_before(
 }
 
 async fn state_before(
-    client: &impl GenericClient,
+    client: &impl Connection,
     found: &Found,
     graph: &Graph,
     names: &mut Known,

@@ -19,6 +19,7 @@ use utoipa::IntoParams;
 
 use super::Body;
 use crate::auth::{Caller, Right};
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::state::{App, begin};
 use crate::store::blobs::{self, Loaded, Trees};
@@ -149,7 +150,7 @@ async fn state_of(db: &deadpool_postgres::Object, found: &Found, digest: &str) -
         digest.parse().map_err(|e: replayfork_core::digest::ParseDigestError| ApiError::bad_request("DigestInvalid", e.to_string()))?;
     let rids = vec![found.rid, found.base_rid.unwrap_or(found.rid)];
     let row = db
-        .query_opt(
+        .fetch_opt(
             "SELECT node, content FROM snapshots WHERE rid = ANY($1) AND (node = $2 OR content = $2) LIMIT 1",
             &[&rids, &digest.as_bytes()],
         )

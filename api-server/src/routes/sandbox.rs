@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use bytes::Bytes;
-use deadpool_postgres::{GenericClient, Object, Transaction};
+use deadpool_postgres::{Object, Transaction};
 use replayfork_client::fork::{
     AskModel, BeginSpan, Bundle, CachedResult, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ModelAnswered, ReusedSnapshots, Wait,
 };
@@ -26,6 +26,7 @@ use uuid::Uuid;
 use super::Body;
 use super::ingest::store_pack;
 use crate::auth::Caller;
+use crate::db::Connection;
 use crate::planning;
 use crate::problem::{ApiError, ApiResult};
 use crate::state::{App, begin as begin_tx};
@@ -89,7 +90,7 @@ pub async fn claim(
     Ok(Json(fork))
 }
 
-async fn load(app: &App, db: &impl GenericClient, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
+async fn load(app: &App, db: &impl Connection, uid: Uuid) -> ApiResult<(ForkSpec, Digest, runs::Found)> {
     let (spec, digest, source_rid) = forks::spec_of(db, uid).await?;
     let spec = serde_json::from_value(spec).map_err(|e| ApiError::internal(&e))?;
     Ok((spec, digest, runs::by_rid(db, &app.packs, source_rid).await?))
@@ -138,7 +139,7 @@ pub async fn bundle(State(app): State<App>, Path(uid): Path<Uuid>, headers: Head
 #[utoipa::path(get, path = "/sandbox/v1/forks/{uid}/contents/{digest}", tag = "sandbox", params(("uid" = Uuid, Path), ("digest" = String, Path)), responses((status = 200, content_type = "application/octet-stream")))]
 pub async fn content(State(app): State<App>, Path((uid, digest)): Path<(Uuid, Digest)>, headers: HeaderMap) -> ApiResult<Response> {
     let (db, claimed) = claimed(&app, &headers, uid).await?;
-    if db.query_opt("SELECT 1 FROM fork_blobs WHERE uid = $1 AND digest = $2", &[&uid, &digest.as_bytes()]).await?.is_none() {
+    if db.fetch_opt("SELECT 1 FROM fork_blobs WHERE uid = $1 AND digest = $2", &[&uid, &digest.as_bytes()]).await?.is_none() {
         return Err(ApiError::not_found("ContentNotFound", format!("{digest} is no content of this fork's patches")));
     }
     let bytes = blobs::get(&db, &claimed.ns, &digest).await?;
@@ -275,7 +276,7 @@ pub async fn put_pack(State(app): State<App>, Path(uid): Path<Uuid>, headers: He
     Ok(Json(store_pack(&app, tx, &claimed.ns, &body).await?))
 }
 
-async fn source_span(db: &impl deadpool_postgres::GenericClient, claimed: &forks::Claimed, id: &str) -> ApiResult<Span> {
+async fn source_span(db: &impl Connection, claimed: &forks::Claimed, id: &str) -> ApiResult<Span> {
     let found = runs::by_rid(db, &claimed.ns.packs, claimed.source_rid).await?;
     Ok(spans::one(db, &found, id).await?.0)
 }

@@ -7,6 +7,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use utoipa::OpenApi;
 
+use crate::db::Connection;
 use crate::problem::ApiResult;
 use crate::state::App;
 
@@ -24,7 +25,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
 }
 
 async fn ready(State(app): State<App>) -> ApiResult<StatusCode> {
-    app.db().await?.query_one("SELECT 1", &[]).await?;
+    app.db().await?.fetch_one("SELECT 1", &[]).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use axum::http::StatusCode;
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use replayfork_core::Digest;
 use replayfork_snapshot::{
     BlobKind, Blobs, Frame, MAX_NODE_DEPTH, Node, Nodes, PackIndex, PackedBlob, SnapshotError, parse_pack, read_frame,
 };
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::Namespace;
 use crate::store::packs::Wanted;
@@ -24,10 +25,10 @@ const FRAMES: usize = 32;
 ///
 /// # Errors
 /// What the database says.
-pub async fn missing(client: &impl GenericClient, ns: i32, digests: &[Digest]) -> ApiResult<Vec<Digest>> {
+pub async fn missing(client: &impl Connection, ns: i32, digests: &[Digest]) -> ApiResult<Vec<Digest>> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
     let sql = format!("SELECT b.digest FROM blobs b WHERE b.ns = $1 AND b.digest = ANY($2) AND NOT {ABSENT}");
-    let rows = client.query(&sql, &[&ns, &wanted]).await?;
+    let rows = client.fetch(&sql, &[&ns, &wanted]).await?;
     let have: HashSet<Digest> = rows.iter().filter_map(|r| Digest::from_slice(r.get(0))).collect();
     Ok(digests.iter().copied().filter(|d| !have.contains(d)).collect())
 }
@@ -55,7 +56,7 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
     let id = ns.packs.put(tx, ns.number, pack.frames).await?;
     // Sorted, so that two uploads of the same blobs lock them in the same order.
     let stored = tx
-        .execute(
+        .run(
             &format!(
                 "INSERT INTO blobs AS b (ns, digest, kind, pack, frame_at, frame_len, raw_at, raw_len)
                  SELECT $1, * FROM unnest($2::bytea[], $3::smallint[], array_fill($4::bigint, ARRAY[cardinality($2::bytea[])]), $5::int[], $6::int[], $7::int[], $8::int[]) t(digest)
@@ -73,7 +74,7 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
         return Err(ApiError::missing(absent));
     }
     if stored == 0 {
-        tx.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns.number, &id]).await?;
+        tx.run("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns.number, &id]).await?;
     }
     Ok((stored, pack.blobs.len() as i64 - stored))
 }
@@ -85,7 +86,7 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
 pub(super) async fn move_to(tx: &Transaction<'_>, ns: &Namespace, pack: &PackIndex<'_>) -> ApiResult<()> {
     let columns = Columns::of(pack);
     let id = ns.packs.put(tx, ns.number, pack.frames).await?;
-    tx.execute(
+    tx.run(
         "UPDATE blobs b SET pack = $3, frame_at = t.frame_at, frame_len = t.frame_len, raw_at = t.raw_at, raw_len = t.raw_len
              FROM unnest($2::bytea[], $4::int[], $5::int[], $6::int[], $7::int[]) t(digest, frame_at, frame_len, raw_at, raw_len)
              WHERE b.ns = $1 AND b.digest = t.digest",
@@ -123,7 +124,7 @@ impl<'p> Columns<'p> {
 ///
 /// # Errors
 /// 409 naming what is missing.
-pub async fn get_many(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) -> ApiResult<HashMap<Digest, Vec<u8>>> {
+pub async fn get_many(client: &impl Connection, ns: &Namespace, digests: &[Digest]) -> ApiResult<HashMap<Digest, Vec<u8>>> {
     let mut found = HashMap::with_capacity(digests.len());
     let mut open = digests.to_vec();
     // Blobs may move to another pack between the two looks.
@@ -136,7 +137,7 @@ pub async fn get_many(client: &impl GenericClient, ns: &Namespace, digests: &[Di
     }
     let wanted: Vec<&[u8]> = open.iter().map(Digest::as_bytes).collect();
     let sql = "SELECT p.object FROM blobs b JOIN packs p USING (ns, pack) WHERE b.ns = $1 AND b.digest = ANY($2) AND p.lost LIMIT 1";
-    let Some(lost) = client.query_opt(sql, &[&ns.number, &wanted]).await? else { return Err(ApiError::missing(open)) };
+    let Some(lost) = client.fetch_opt(sql, &[&ns.number, &wanted]).await? else { return Err(ApiError::missing(open)) };
     let (many, object): (_, String) = (open.len(), lost.get(0));
     Err(ApiError::new(
         StatusCode::INTERNAL_SERVER_ERROR,
@@ -147,10 +148,10 @@ pub async fn get_many(client: &impl GenericClient, ns: &Namespace, digests: &[Di
     ))
 }
 
-async fn read(client: &impl GenericClient, ns: &Namespace, digests: &[Digest], found: &mut HashMap<Digest, Vec<u8>>) -> ApiResult<()> {
+async fn read(client: &impl Connection, ns: &Namespace, digests: &[Digest], found: &mut HashMap<Digest, Vec<u8>>) -> ApiResult<()> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
     let rows = client
-        .query(
+        .fetch(
             "SELECT b.digest, b.pack, b.frame_at, b.frame_len, b.raw_at, b.raw_len FROM blobs b WHERE b.ns = $1 AND b.digest = ANY($2) ORDER BY b.pack, b.frame_at",
             &[&ns.number, &wanted],
         )
@@ -177,7 +178,7 @@ async fn read(client: &impl GenericClient, ns: &Namespace, digests: &[Digest], f
 
 /// # Errors
 /// As [`get_many`].
-pub async fn get(client: &impl GenericClient, ns: &Namespace, digest: &Digest) -> ApiResult<Vec<u8>> {
+pub async fn get(client: &impl Connection, ns: &Namespace, digest: &Digest) -> ApiResult<Vec<u8>> {
     let mut found = get_many(client, ns, std::slice::from_ref(digest)).await?;
     found.remove(digest).ok_or_else(|| ApiError::missing(vec![*digest]))
 }
@@ -202,7 +203,7 @@ impl Trees {
     ///
     /// # Errors
     /// A missing or hostile node.
-    pub async fn load(&mut self, client: &impl GenericClient, ns: &Namespace, roots: impl IntoIterator<Item = Digest>) -> ApiResult<()> {
+    pub async fn load(&mut self, client: &impl Connection, ns: &Namespace, roots: impl IntoIterator<Item = Digest>) -> ApiResult<()> {
         let mut level: Vec<Digest> = roots.into_iter().filter(|d| !self.nodes.contains(d)).collect();
         for _ in 0..MAX_NODE_DEPTH {
             level.sort_unstable();

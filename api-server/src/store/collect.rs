@@ -9,12 +9,13 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use deadpool_postgres::{Client, GenericClient, Transaction};
+use deadpool_postgres::{Client, Transaction};
 use replayfork_core::Digest;
 use replayfork_core::patch::Patch;
 use replayfork_snapshot::{BlobKind, Node, PackBuilder, parse_pack, read_frame};
 use tokio_postgres::Row;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::{Namespace, Packs, blobs};
 
@@ -46,18 +47,18 @@ pub struct Collected {
 /// # Errors
 /// What the database says; a tree that lacks a blob, which ends the cycle before anything is deleted.
 pub async fn cycle(client: &mut Client, packs: &Packs, patience: Duration) -> ApiResult<Option<Collected>> {
-    if !client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?.get::<_, bool>(0) {
+    if !client.fetch_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?.get::<_, bool>(0) {
         return Ok(None);
     }
     let collected = all(client, packs, patience).await;
-    client.execute("SELECT pg_advisory_unlock($1)", &[&LOCK]).await?;
+    client.run("SELECT pg_advisory_unlock($1)", &[&LOCK]).await?;
     collected.map(Some)
 }
 
 async fn all(client: &mut Client, packs: &Packs, patience: Duration) -> ApiResult<Collected> {
-    client.execute("DELETE FROM uploads WHERE uploaded_at < now() - interval '24 hours'", &[]).await?;
+    client.run("DELETE FROM uploads WHERE uploaded_at < now() - interval '24 hours'", &[]).await?;
     let mut collected = Collected::default();
-    for row in client.query("SELECT ns, name FROM namespaces ORDER BY ns", &[]).await? {
+    for row in client.fetch("SELECT ns, name FROM namespaces ORDER BY ns", &[]).await? {
         let (ns, name) = (Namespace { number: row.get(0), packs: packs.clone() }, row.get::<_, String>(1));
         // What is wrong in one namespace keeps nothing in another.
         match of_namespace(client, &ns, patience, &mut collected).await {
@@ -88,13 +89,13 @@ async fn of_namespace(client: &mut Client, ns: &Namespace, patience: Duration, c
 }
 
 /// What runs, forks and uploads of the namespace name.
-async fn roots(client: &impl GenericClient, ns: i32) -> ApiResult<HashSet<Digest>> {
+async fn roots(client: &impl Connection, ns: i32) -> ApiResult<HashSet<Digest>> {
     let sql = "SELECT s.node FROM snapshots s JOIN runs r USING (rid) WHERE r.ns = $1 AND s.node IS NOT NULL
          UNION SELECT unnest(ARRAY[s.in_blob, s.out_blob]) FROM spans s JOIN runs r USING (rid)
            WHERE r.ns = $1 AND (s.in_blob IS NOT NULL OR s.out_blob IS NOT NULL)";
     let digest = |row: &Row| Digest::from_slice(row.get::<_, Option<&[u8]>>(0)?);
-    let mut roots: HashSet<Digest> = client.query(sql, &[&ns]).await?.iter().filter_map(digest).collect();
-    let inherited = client.query("SELECT inherits FROM runs WHERE ns = $1 AND state <> 'deleted' AND inherits <> '[]'", &[&ns]).await?;
+    let mut roots: HashSet<Digest> = client.fetch(sql, &[&ns]).await?.iter().filter_map(digest).collect();
+    let inherited = client.fetch("SELECT inherits FROM runs WHERE ns = $1 AND state <> 'deleted' AND inherits <> '[]'", &[&ns]).await?;
     let mut inherits = Vec::new();
     for row in inherited {
         let patches: Vec<Patch> = serde_json::from_value(row.get(0)).map_err(|e| ApiError::internal(&e))?;
@@ -104,12 +105,12 @@ async fn roots(client: &impl GenericClient, ns: i32) -> ApiResult<HashSet<Digest
     // Whoever names a content that is not there is told so.
     let sql = "SELECT digest FROM blobs WHERE ns = $1 AND digest IN (SELECT digest FROM uploads WHERE ns = $1
          UNION SELECT b.digest FROM fork_blobs b JOIN forks f USING (uid) WHERE f.ns = $1 UNION SELECT unnest($2::bytea[]))";
-    roots.extend(client.query(sql, &[&ns, &inherits]).await?.iter().filter_map(digest));
+    roots.extend(client.fetch(sql, &[&ns, &inherits]).await?.iter().filter_map(digest));
     Ok(roots)
 }
 
 /// All that is reached from these, themselves included.
-async fn reached(client: &impl GenericClient, ns: &Namespace, from: HashSet<Digest>) -> ApiResult<HashSet<Digest>> {
+async fn reached(client: &impl Connection, ns: &Namespace, from: HashSet<Digest>) -> ApiResult<HashSet<Digest>> {
     let mut reached = from;
     let mut open: Vec<Digest> = reached.iter().copied().collect();
     while !open.is_empty() {
@@ -126,9 +127,9 @@ async fn reached(client: &impl GenericClient, ns: &Namespace, from: HashSet<Dige
 }
 
 /// Those of these blobs that are nodes of directories.
-async fn nodes(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) -> ApiResult<Vec<Node>> {
+async fn nodes(client: &impl Connection, ns: &Namespace, digests: &[Digest]) -> ApiResult<Vec<Node>> {
     let wanted: Vec<&[u8]> = digests.iter().map(Digest::as_bytes).collect();
-    let rows = client.query("SELECT digest, kind FROM blobs WHERE ns = $1 AND digest = ANY($2)", &[&ns.number, &wanted]).await?;
+    let rows = client.fetch("SELECT digest, kind FROM blobs WHERE ns = $1 AND digest = ANY($2)", &[&ns.number, &wanted]).await?;
     if rows.len() != digests.len() {
         let there: HashSet<Digest> = rows.iter().filter_map(|row| Digest::from_slice(row.get(0))).collect();
         let lacking = digests.iter().find(|d| !there.contains(d)).map(ToString::to_string).unwrap_or_default();
@@ -142,13 +143,13 @@ async fn nodes(client: &impl GenericClient, ns: &Namespace, digests: &[Digest]) 
 }
 
 /// Condemns what no root reaches and what was born before these were looked at.
-async fn condemn(client: &impl GenericClient, ns: &Namespace) -> ApiResult<()> {
-    let before: String = client.query_one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", &[]).await?.get(0);
+async fn condemn(client: &impl Connection, ns: &Namespace) -> ApiResult<()> {
+    let before: String = client.fetch_one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", &[]).await?.get(0);
     let marked = reached(client, ns, roots(client, ns.number).await?).await?;
     let mut after: Vec<u8> = Vec::new();
     loop {
         let page = client
-            .query(
+            .fetch(
                 "SELECT digest FROM blobs WHERE ns = $1 AND digest > $2 AND NOT condemned AND born < $3::text::xid8 ORDER BY digest LIMIT $4",
                 &[&ns.number, &after, &before, &(BATCH as i64)],
             )
@@ -158,17 +159,17 @@ async fn condemn(client: &impl GenericClient, ns: &Namespace) -> ApiResult<()> {
         let unreached = |digest: &&[u8]| Digest::from_slice(digest).is_some_and(|d| !marked.contains(&d));
         let condemned: Vec<&[u8]> = page.iter().map(|row| row.get(0)).filter(unreached).collect();
         client
-            .execute("UPDATE blobs SET condemned = true WHERE ns = $1 AND digest = ANY($2) AND NOT condemned", &[&ns.number, &condemned])
+            .run("UPDATE blobs SET condemned = true WHERE ns = $1 AND digest = ANY($2) AND NOT condemned", &[&ns.number, &condemned])
             .await?;
     }
 }
 
 /// Waits until all transactions have ended that began before now.
-async fn older_have_ended(client: &impl GenericClient, patience: Duration) -> ApiResult<bool> {
-    let now: String = client.query_one("SELECT pg_current_xact_id()::text", &[]).await?.get(0);
+async fn older_have_ended(client: &impl Connection, patience: Duration) -> ApiResult<bool> {
+    let now: String = client.fetch_one("SELECT pg_current_xact_id()::text", &[]).await?.get(0);
     let ended = tokio::time::timeout(patience, async {
         loop {
-            let row = client.query_one("SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8", &[&now]).await?;
+            let row = client.fetch_one("SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8", &[&now]).await?;
             if row.get(0) {
                 return Ok::<_, ApiError>(());
             }
@@ -182,23 +183,23 @@ async fn older_have_ended(client: &impl GenericClient, patience: Duration) -> Ap
 }
 
 /// Frees what is reached from the roots, or from anything that is not condemned.
-async fn pardon(client: &impl GenericClient, ns: &Namespace) -> ApiResult<()> {
+async fn pardon(client: &impl Connection, ns: &Namespace) -> ApiResult<()> {
     let mut from = roots(client, ns.number).await?;
-    let live = client.query("SELECT digest FROM blobs WHERE ns = $1 AND NOT condemned", &[&ns.number]).await?;
+    let live = client.fetch("SELECT digest FROM blobs WHERE ns = $1 AND NOT condemned", &[&ns.number]).await?;
     from.extend(live.iter().filter_map(|row| Digest::from_slice(row.get(0))));
     let reached: Vec<Digest> = reached(client, ns, from).await?.into_iter().collect();
     for page in reached.chunks(BATCH) {
         let page: Vec<&[u8]> = page.iter().map(Digest::as_bytes).collect();
-        client.execute("UPDATE blobs SET condemned = false WHERE ns = $1 AND digest = ANY($2) AND condemned", &[&ns.number, &page]).await?;
+        client.run("UPDATE blobs SET condemned = false WHERE ns = $1 AND digest = ANY($2) AND condemned", &[&ns.number, &page]).await?;
     }
     Ok(())
 }
 
-async fn delete(client: &impl GenericClient, ns: i32) -> ApiResult<u64> {
+async fn delete(client: &impl Connection, ns: i32) -> ApiResult<u64> {
     let sql = "DELETE FROM blobs WHERE ns = $1 AND condemned AND digest IN (SELECT digest FROM blobs WHERE ns = $1 AND condemned LIMIT $2)";
     let mut deleted = 0;
     loop {
-        let now = client.execute(sql, &[&ns, &(BATCH as i64)]).await?;
+        let now = client.run(sql, &[&ns, &(BATCH as i64)]).await?;
         deleted += now;
         if now == 0 {
             return Ok(deleted);
@@ -211,11 +212,11 @@ async fn sweep_packs(client: &mut Client, ns: &Namespace, collected: &mut Collec
     let sql = "SELECT p.pack, p.size, coalesce(l.live, 0) FROM packs p
          LEFT JOIN (SELECT pack, sum(frame_len) AS live FROM (SELECT DISTINCT pack, frame_at, frame_len FROM blobs WHERE ns = $1) f GROUP BY pack) l USING (pack)
          WHERE p.ns = $1 AND coalesce(l.live, 0) * 2 < p.size ORDER BY p.pack";
-    for row in client.query(sql, &[&ns.number]).await? {
+    for row in client.fetch(sql, &[&ns.number]).await? {
         let (pack, size, live): (i64, i32, i64) = (row.get(0), row.get(1), row.get(2));
         let tx = client.transaction().await?;
         let grown = if live > 0 { rewrite(&tx, ns, pack).await? } else { 0 };
-        tx.execute("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns.number, &pack]).await?;
+        tx.run("DELETE FROM packs WHERE ns = $1 AND pack = $2", &[&ns.number, &pack]).await?;
         tx.commit().await?;
         if live > 0 {
             collected.rewritten += 1
@@ -231,7 +232,7 @@ async fn sweep_packs(client: &mut Client, ns: &Namespace, collected: &mut Collec
 async fn rewrite(tx: &Transaction<'_>, ns: &Namespace, pack: i64) -> ApiResult<i64> {
     let data = ns.packs.whole(tx, ns.number, pack).await?;
     let living = tx
-        .query(
+        .fetch(
             "SELECT digest, kind, frame_at, frame_len, raw_at, raw_len FROM blobs WHERE ns = $1 AND pack = $2 ORDER BY frame_at, raw_at FOR UPDATE",
             &[&ns.number, &pack],
         )

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use deadpool_postgres::GenericClient;
 use replayfork_core::diff::Prints;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::graph::{CHUNK, Graph, NAMES, Named, NamesBlock, path_parts};
 use replayfork_core::model::SpanKind;
 use replayfork_core::plan::Names;
 
+use crate::db::Connection;
 use crate::planning;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::prints;
@@ -28,8 +28,8 @@ const BATCH: usize = 8 << 20;
 ///
 /// # Errors
 /// What the database says.
-pub async fn head(client: &impl GenericClient, found: &Found) -> ApiResult<Graph> {
-    let row = client.query_opt("SELECT data FROM run_graphs WHERE rid = $1 AND part = $2", &[&found.rid, &HEAD]).await?;
+pub async fn head(client: &impl Connection, found: &Found) -> ApiResult<Graph> {
+    let row = client.fetch_opt("SELECT data FROM run_graphs WHERE rid = $1 AND part = $2", &[&found.rid, &HEAD]).await?;
     match row.as_ref().map(|row| Graph::decode_head(row.get(0))) {
         Some(Ok(graph)) => Ok(graph),
         _ => make(client, found).await,
@@ -40,7 +40,7 @@ pub async fn head(client: &impl GenericClient, found: &Found) -> ApiResult<Graph
 ///
 /// # Errors
 /// What the database says.
-pub async fn make(client: &impl GenericClient, found: &Found) -> ApiResult<Graph> {
+pub async fn make(client: &impl Connection, found: &Found) -> ApiResult<Graph> {
     let source = planning::source(client, found).await?;
     let (graph, names) = (Graph::of(&source), NamesBlock::all(&source));
     if found.base_rid.is_none() {
@@ -48,7 +48,7 @@ pub async fn make(client: &impl GenericClient, found: &Found) -> ApiResult<Graph
     }
     drop(source);
     let head = graph.encode_head();
-    client.execute("DELETE FROM run_graphs WHERE rid = $1 AND part = $2 AND data <> $3", &[&found.rid, &HEAD, &head]).await?;
+    client.run("DELETE FROM run_graphs WHERE rid = $1 AND part = $2 AND data <> $3", &[&found.rid, &HEAD, &head]).await?;
     let mut rows = Rows::new(found.rid, STREAM);
     for (n, stream) in graph.encode_streams().enumerate() {
         rows.add(client, n, None, stream).await?;
@@ -90,7 +90,7 @@ impl Rows {
         Self { rid, part, ..Self::default() }
     }
 
-    pub async fn add(&mut self, client: &impl GenericClient, n: usize, first: Option<(i64, String)>, data: Vec<u8>) -> ApiResult<()> {
+    pub async fn add(&mut self, client: &impl Connection, n: usize, first: Option<(i64, String)>, data: Vec<u8>) -> ApiResult<()> {
         self.n.push(n as i32);
         self.ords.push(first.as_ref().map(|(ord, _)| *ord));
         self.ids.push(first.map(|(_, id)| id));
@@ -99,10 +99,10 @@ impl Rows {
         if self.bytes >= BATCH { self.flush(client).await } else { Ok(()) }
     }
 
-    pub async fn flush(&mut self, client: &impl GenericClient) -> ApiResult<()> {
+    pub async fn flush(&mut self, client: &impl Connection) -> ApiResult<()> {
         let Self { rid, part, n, ords, ids, data, .. } = std::mem::take(self);
         client
-            .execute(
+            .run(
                 "INSERT INTO run_graphs (rid, part, n, first_ord, first_id, data)
                  SELECT $1, $2, * FROM unnest($3::int[], $4::bigint[], $5::text[], $6::bytea[])
                  ON CONFLICT (rid, part, n) DO UPDATE SET first_ord = excluded.first_ord, first_id = excluded.first_id, data = excluded.data",
@@ -118,12 +118,12 @@ impl Rows {
 ///
 /// # Errors
 /// What the database says.
-pub async fn streams(client: &impl GenericClient, found: &Found, graph: &mut Graph, from: usize, and: &BTreeSet<u32>) -> ApiResult<()> {
+pub async fn streams(client: &impl Connection, found: &Found, graph: &mut Graph, from: usize, and: &BTreeSet<u32>) -> ApiResult<()> {
     let single: BTreeSet<i32> = and.iter().map(|span| (*span as usize / CHUNK) as i32).collect();
     let single: Vec<i32> = single.into_iter().collect();
     let from = (from / CHUNK) as i32;
     let rows = client
-        .query(
+        .fetch(
             "SELECT n, data FROM run_graphs WHERE rid = $1 AND part = $2 AND (n >= $3 OR n = ANY($4)) ORDER BY n",
             &[&found.rid, &STREAM, &from, &single],
         )
@@ -138,13 +138,13 @@ pub async fn streams(client: &impl GenericClient, found: &Found, graph: &mut Gra
 ///
 /// # Errors
 /// What the database says.
-pub async fn paths(client: &impl GenericClient, found: &Found, graph: &mut Graph, paths: &[Pattern]) -> ApiResult<()> {
+pub async fn paths(client: &impl Connection, found: &Found, graph: &mut Graph, paths: &[Pattern]) -> ApiResult<()> {
     let parts: Vec<i32> = path_parts(paths).into_iter().map(|n| n as i32).collect();
     if parts.is_empty() {
         return Ok(());
     }
     let sql = "SELECT data FROM run_graphs WHERE rid = $1 AND part = $2 AND n = ANY($3)";
-    for row in client.query(sql, &[&found.rid, &PATHS, &parts]).await? {
+    for row in client.fetch(sql, &[&found.rid, &PATHS, &parts]).await? {
         graph.take_paths(row.get(0)).map_err(|e| ApiError::internal(&e))?;
     }
     Ok(())
@@ -154,8 +154,8 @@ pub async fn paths(client: &impl GenericClient, found: &Found, graph: &mut Graph
 ///
 /// # Errors
 /// What the database says.
-pub async fn requests(client: &impl GenericClient, found: &Found, graph: &mut Graph) -> ApiResult<()> {
-    let row = client.query_one("SELECT data FROM run_graphs WHERE rid = $1 AND part = $2", &[&found.rid, &REQUESTS]).await?;
+pub async fn requests(client: &impl Connection, found: &Found, graph: &mut Graph) -> ApiResult<()> {
+    let row = client.fetch_one("SELECT data FROM run_graphs WHERE rid = $1 AND part = $2", &[&found.rid, &REQUESTS]).await?;
     graph.take_requests(row.get(0)).map_err(|e| ApiError::internal(&e))
 }
 
@@ -172,14 +172,14 @@ impl Known {
     ///
     /// # Errors
     /// What the database says.
-    pub async fn load(&mut self, client: &impl GenericClient, found: &Found, spans: impl IntoIterator<Item = u32>) -> ApiResult<()> {
+    pub async fn load(&mut self, client: &impl Connection, found: &Found, spans: impl IntoIterator<Item = u32>) -> ApiResult<()> {
         let wanted: BTreeSet<u32> = spans.into_iter().map(|span| span / NAMES as u32).filter(|n| !self.0.contains_key(n)).collect();
         if wanted.is_empty() {
             return Ok(());
         }
         let wanted: Vec<i32> = wanted.into_iter().map(|n| n as i32).collect();
         let rows = client
-            .query("SELECT n, data FROM run_graphs WHERE rid = $1 AND part = $2 AND n = ANY($3)", &[&found.rid, &NAME, &wanted])
+            .fetch("SELECT n, data FROM run_graphs WHERE rid = $1 AND part = $2 AND n = ANY($3)", &[&found.rid, &NAME, &wanted])
             .await?;
         for row in rows {
             self.take(row.get(0), row.get(1))?;
@@ -197,10 +197,10 @@ impl Known {
     ///
     /// # Errors
     /// What the database says; a span that the run does not have is a fault of ours.
-    pub async fn places(&mut self, client: &impl GenericClient, found: &Found, spans: &[(i64, String)]) -> ApiResult<Vec<u32>> {
+    pub async fn places(&mut self, client: &impl Connection, found: &Found, spans: &[(i64, String)]) -> ApiResult<Vec<u32>> {
         let (ords, ids): (Vec<i64>, Vec<&str>) = spans.iter().map(|(ord, id)| (*ord, id.as_str())).unzip();
         let rows = client
-            .query(
+            .fetch(
                 "SELECT b.n, CASE WHEN b.n = ANY($5) THEN NULL ELSE b.data END FROM unnest($3::bigint[], $4::text[]) WITH ORDINALITY w(ord, id, place)
                  CROSS JOIN LATERAL (SELECT n, data FROM run_graphs g WHERE g.rid = $1 AND g.part = $2 AND (g.first_ord, g.first_id) <= (w.ord, w.id)
                    ORDER BY n DESC LIMIT 1) b ORDER BY w.place",

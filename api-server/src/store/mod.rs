@@ -12,8 +12,8 @@ pub mod snapshots;
 pub mod spans;
 pub mod uploads;
 
+use crate::db::Connection;
 use crate::problem::ApiResult;
-use deadpool_postgres::GenericClient;
 
 pub use packs::{Namespace, Packs};
 
@@ -21,13 +21,13 @@ pub use packs::{Namespace, Packs};
 ///
 /// # Errors
 /// What the database says.
-pub async fn namespace(client: &impl GenericClient, packs: &Packs, name: &str) -> ApiResult<Namespace> {
+pub async fn namespace(client: &impl Connection, packs: &Packs, name: &str) -> ApiResult<Namespace> {
     let namespace = |number| Namespace { number, packs: packs.clone() };
-    if let Some(row) = client.query_opt("SELECT ns FROM namespaces WHERE name = $1", &[&name]).await? {
+    if let Some(row) = client.fetch_opt("SELECT ns FROM namespaces WHERE name = $1", &[&name]).await? {
         return Ok(namespace(row.get(0)));
     }
     let row = client
-        .query_one("INSERT INTO namespaces (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING ns", &[&name])
+        .fetch_one("INSERT INTO namespaces (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING ns", &[&name])
         .await?;
     Ok(namespace(row.get(0)))
 }

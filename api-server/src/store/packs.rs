@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -24,6 +24,7 @@ use replayfork_snapshot::Frame;
 use url::Url;
 use uuid::Uuid;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 
 /// What the settings of object stores begin with in the environment; nothing else there is for them.
@@ -69,8 +70,8 @@ impl Packs {
     /// # Errors
     /// An address that is none, settings that don't fit, a store that does not answer, a new one that can't be written to, or one
     /// that is not where the packs of this database lie.
-    pub async fn open(client: &impl GenericClient, at: &str, settings: impl IntoIterator<Item = (String, String)>) -> anyhow::Result<Self> {
-        let row = client.query_one("SELECT id, EXISTS (SELECT 1 FROM packs WHERE object IS NOT NULL) FROM database_identity", &[]).await?;
+    pub async fn open(client: &impl Connection, at: &str, settings: impl IntoIterator<Item = (String, String)>) -> anyhow::Result<Self> {
+        let row = client.fetch_one("SELECT id, EXISTS (SELECT 1 FROM packs WHERE object IS NOT NULL) FROM database_identity", &[]).await?;
         let (database, in_objects): (Uuid, bool) = (row.get(0), row.get(1));
         if at == "postgres" {
             anyhow::ensure!(
@@ -118,22 +119,22 @@ impl Packs {
         let size = frames.len() as i32;
         let Some(objects) = &self.0 else {
             let sql = "INSERT INTO packs (ns, size, data) VALUES ($1, $2, $3) RETURNING pack";
-            return Ok(tx.query_one(sql, &[&ns, &size, &frames]).await?.get(0));
+            return Ok(tx.fetch_one(sql, &[&ns, &size, &frames]).await?.get(0));
         };
-        let transaction: String = tx.query_one("SELECT pg_current_xact_id()::text", &[]).await?.get(0);
+        let transaction: String = tx.fetch_one("SELECT pg_current_xact_id()::text", &[]).await?.get(0);
         let object = format!("{transaction}-{}", Uuid::new_v4().simple());
         let at = objects.at(&object);
         objects.store.put(&at, Bytes::copy_from_slice(frames).into()).await.map_err(|e| failed(&at, &e))?;
         let sql = "INSERT INTO packs (ns, size, object) VALUES ($1, $2, $3) RETURNING pack";
-        Ok(tx.query_one(sql, &[&ns, &size, &object]).await?.get(0))
+        Ok(tx.fetch_one(sql, &[&ns, &size, &object]).await?.get(0))
     }
 
     /// All frames of a pack.
     ///
     /// # Errors
     /// What the database or the object store says; no such pack.
-    pub async fn whole(&self, client: &impl GenericClient, ns: i32, pack: i64) -> ApiResult<Vec<u8>> {
-        let row = client.query_one("SELECT data, object FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack]).await?;
+    pub async fn whole(&self, client: &impl Connection, ns: i32, pack: i64) -> ApiResult<Vec<u8>> {
+        let row = client.fetch_one("SELECT data, object FROM packs WHERE ns = $1 AND pack = $2", &[&ns, &pack]).await?;
         if let Some(data) = row.get(0) {
             return Ok(data);
         }
@@ -147,11 +148,11 @@ impl Packs {
     ///
     /// # Errors
     /// What the database or the object store says.
-    pub async fn frames(&self, client: &impl GenericClient, ns: i32, wanted: &[Wanted]) -> ApiResult<Vec<(Wanted, Bytes)>> {
+    pub async fn frames(&self, client: &impl Connection, ns: i32, wanted: &[Wanted]) -> ApiResult<Vec<(Wanted, Bytes)>> {
         let packs: Vec<i64> = wanted.iter().map(|(pack, _)| *pack).collect();
         let (at, len): (Vec<i32>, Vec<i32>) = wanted.iter().map(|(_, frame)| (frame.at as i32, frame.len as i32)).unzip();
         let rows = client
-            .query(
+            .fetch(
                 "SELECT w.place, p.object, substring(p.data FROM w.at + 1 FOR w.len)
                  FROM unnest($2::bigint[], $3::int[], $4::int[]) WITH ORDINALITY w(pack, at, len, place) JOIN packs p ON p.ns = $1 AND p.pack = w.pack",
                 &[&ns, &packs, &at, &len],
@@ -193,10 +194,10 @@ impl Packs {
     ///
     /// # Errors
     /// What the database or the object store says.
-    pub async fn sweep(&self, client: &impl GenericClient) -> ApiResult<u64> {
+    pub async fn sweep(&self, client: &impl Connection) -> ApiResult<u64> {
         let Some(objects) = self.0.as_deref() else { return Ok(0) };
         // What has been committed by now has its object in the list.
-        let before: String = client.query_one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", &[]).await?.get(0);
+        let before: String = client.fetch_one("SELECT pg_snapshot_xmin(pg_current_snapshot())::text", &[]).await?.get(0);
         let mut listed = objects.store.list(Some(&objects.folder)).try_chunks(LISTED);
         let (mut deleted, mut there) = (0, HashSet::new());
         while let Some(some) = listed.next().await {
@@ -212,7 +213,7 @@ impl Packs {
         }
         deleted += objects.sweep_unfinished(client).await?;
         let sql = "SELECT ns, pack, object, lost FROM packs WHERE object IS NOT NULL AND (lost OR split_part(object, '-', 1)::xid8 < $1::text::xid8)";
-        for row in client.query(sql, &[&before]).await? {
+        for row in client.fetch(sql, &[&before]).await? {
             let (ns, pack, object, lost): (i32, i64, String, bool) = (row.get(0), row.get(1), row.get(2), row.get(3));
             if lost == there.contains(&object) {
                 note(client, ns, pack, &objects.at(&object), !lost).await?;
@@ -239,7 +240,7 @@ impl Objects {
     }
 
     /// A write to a disk goes to a file beside its place first, `NAME#N`, which no list shows and which stays when the writer is killed.
-    async fn sweep_unfinished(&self, client: &impl GenericClient) -> ApiResult<u64> {
+    async fn sweep_unfinished(&self, client: &impl Connection) -> ApiResult<u64> {
         let Some(folder) = &self.local else { return Ok(0) };
         let unfinished = |file: std::fs::DirEntry| {
             let name = file.file_name().into_string().ok()?;
@@ -267,15 +268,15 @@ impl Objects {
 
 /// Those of these objects whose transaction has ended, each with whether a row names it. In one statement, so that the row of a
 /// transaction that has ended by now is seen.
-async fn ended(client: &impl GenericClient, names: &[&str]) -> ApiResult<BTreeMap<String, bool>> {
+async fn ended(client: &impl Connection, names: &[&str]) -> ApiResult<BTreeMap<String, bool>> {
     let sql = "SELECT o, EXISTS (SELECT 1 FROM packs p WHERE p.object = o) FROM unnest($1::text[]) o
          WHERE split_part(o, '-', 1)::xid8 < pg_snapshot_xmin(pg_current_snapshot())";
-    Ok(client.query(sql, &[&names]).await?.iter().map(|row| (row.get(0), row.get(1))).collect())
+    Ok(client.fetch(sql, &[&names]).await?.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
 /// A pack whose object is gone: its blobs count as absent, so that whoever has them sends them again.
-async fn note(client: &impl GenericClient, ns: i32, pack: i64, object: &Path, lost: bool) -> ApiResult<()> {
-    let changed = client.execute("UPDATE packs SET lost = $3 WHERE ns = $1 AND pack = $2 AND lost <> $3", &[&ns, &pack, &lost]).await?;
+async fn note(client: &impl Connection, ns: i32, pack: i64, object: &Path, lost: bool) -> ApiResult<()> {
+    let changed = client.run("UPDATE packs SET lost = $3 WHERE ns = $1 AND pack = $2 AND lost <> $3", &[&ns, &pack, &lost]).await?;
     match lost {
         _ if changed == 0 => {}
         true => {

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, PackBuilder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::{Namespace, blobs};
 
@@ -70,7 +71,7 @@ impl Writer {
         self.close();
         for (segment, raw) in &self.closed {
             let data = zstd::bulk::compress(raw, 1).map_err(|e| ApiError::internal(&e))?;
-            tx.execute(
+            tx.run(
                 "INSERT INTO segments (rid, segment, raw_len, data) VALUES ($1, $2, $3, $4)",
                 &[&rid, segment, &(raw.len() as i32), &data],
             )
@@ -94,7 +95,7 @@ impl Reader {
     ///
     /// # Errors
     /// What the database says.
-    pub async fn load(&mut self, client: &impl GenericClient, places: impl Iterator<Item = (i64, &Place)>) -> ApiResult<()> {
+    pub async fn load(&mut self, client: &impl Connection, places: impl Iterator<Item = (i64, &Place)>) -> ApiResult<()> {
         let mut wanted: Vec<(i64, i32)> =
             places.filter_map(|(rid, p)| Some((rid, p.segment?))).filter(|k| !self.segments.contains_key(k)).collect();
         wanted.sort_unstable();
@@ -104,7 +105,7 @@ impl Reader {
             return Ok(());
         }
         let rows = client
-            .query(
+            .fetch(
                 "SELECT s.rid, s.segment, s.raw_len, s.data FROM unnest($1::bigint[], $2::int[]) w(rid, segment) JOIN segments s USING (rid, segment)",
                 &[&rids, &segments],
             )
@@ -121,7 +122,7 @@ impl Reader {
     /// The payload is gone or broken: a fault of ours.
     pub async fn get<T: DeserializeOwned>(
         &self,
-        client: &impl GenericClient,
+        client: &impl Connection,
         ns: &Namespace,
         rid: i64,
         place: &Place,

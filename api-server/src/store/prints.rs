@@ -1,10 +1,10 @@
 //! Prints of runs: made once of a sealed run, so that a diff reads the records of no spans but those that it lists.
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::Edge;
 use replayfork_client::read::RunState;
 use replayfork_core::diff::{Prints, workspace};
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::graphs::{PRINTS, Rows};
 use crate::store::runs::{self, Found};
@@ -14,13 +14,13 @@ use crate::store::{snapshots, spans};
 ///
 /// # Errors
 /// What the database says.
-pub async fn of(client: &impl GenericClient, found: &Found) -> ApiResult<Prints> {
+pub async fn of(client: &impl Connection, found: &Found) -> ApiResult<Prints> {
     let Some(base) = found.base_rid else {
         let sealed = found.run.state == RunState::Sealed;
         return if sealed { stored(client, found).await } else { Ok(Prints::of(spans::all(client, found).await?.iter())) };
     };
     let mut prints = stored(client, &runs::by_rid(client, &found.ns.packs, base).await?).await?;
-    let own = client.query("SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL", &[&found.rid]).await?;
+    let own = client.fetch("SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL", &[&found.rid]).await?;
     let own: Vec<String> = own.iter().map(|row| row.get(0)).collect();
     let (records, states) = (spans::of_ids(client, found, &own).await?, snapshots::of_run(client, found.rid, None).await?);
     let places = prints.places();
@@ -34,9 +34,9 @@ pub async fn of(client: &impl GenericClient, found: &Found) -> ApiResult<Prints>
 }
 
 /// Those of a sealed run that stands on no other; made where there are none, or those of another version.
-async fn stored(client: &impl GenericClient, found: &Found) -> ApiResult<Prints> {
+async fn stored(client: &impl Connection, found: &Found) -> ApiResult<Prints> {
     let sql = "SELECT n, data FROM run_graphs WHERE rid = $1 AND part = $2 ORDER BY n";
-    let rows = client.query(sql, &[&found.rid, &PRINTS]).await?;
+    let rows = client.fetch(sql, &[&found.rid, &PRINTS]).await?;
     let mut prints = Prints::default();
     let is_whole = rows.first().is_some_and(|first| first.get::<_, i32>(0) == 0);
     if is_whole && rows.iter().all(|row| prints.take(row.get(1)).is_ok()) {
@@ -51,7 +51,7 @@ async fn stored(client: &impl GenericClient, found: &Found) -> ApiResult<Prints>
 ///
 /// # Errors
 /// What the database says.
-pub async fn store(client: &impl GenericClient, rid: i64, prints: &Prints) -> ApiResult<()> {
+pub async fn store(client: &impl Connection, rid: i64, prints: &Prints) -> ApiResult<()> {
     let parts: Vec<Vec<u8>> = prints.encode().collect();
     let mut rows = Rows::new(rid, PRINTS);
     for (n, part) in parts.into_iter().enumerate().rev() {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{CreateRun, FinishRun, RunCreated};
 use replayfork_client::read::{ForkEnd, ForkedFrom, Run, RunKind, RunPage, RunQuery, RunState};
 use replayfork_client::{check, run_id};
@@ -12,6 +11,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::{Namespace, Packs};
 
@@ -83,10 +83,10 @@ fn run(row: &Row) -> ApiResult<Run> {
 ///
 /// # Errors
 /// What the database says.
-pub async fn free_name(client: &impl GenericClient, ns: i32, wanted: &str) -> ApiResult<String> {
-    client.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", &[&wanted, &i64::from(ns)]).await?;
+pub async fn free_name(client: &impl Connection, ns: i32, wanted: &str) -> ApiResult<String> {
+    client.run("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", &[&wanted, &i64::from(ns)]).await?;
     let mut name = wanted.to_owned();
-    while client.query_opt("SELECT 1 FROM runs WHERE ns = $1 AND name = $2 AND state <> 'deleted'", &[&ns, &name]).await?.is_some() {
+    while client.fetch_opt("SELECT 1 FROM runs WHERE ns = $1 AND name = $2 AND state <> 'deleted'", &[&ns, &name]).await?.is_some() {
         name = suffixed(wanted);
     }
     Ok(name)
@@ -103,10 +103,10 @@ fn suffixed(name: &str) -> String {
 ///
 /// # Errors
 /// 400 for a name that is no DNS label; 409 for an id of another namespace; 410 for a deleted run.
-pub async fn create(client: &impl GenericClient, ns: i32, request: &CreateRun, now: i64) -> ApiResult<RunCreated> {
+pub async fn create(client: &impl Connection, ns: i32, request: &CreateRun, now: i64) -> ApiResult<RunCreated> {
     check::run(request)?;
     let id = request.id.unwrap_or_else(Uuid::now_v7);
-    if let Some(row) = client.query_opt("SELECT ns, name, state FROM runs WHERE id = $1", &[&id]).await? {
+    if let Some(row) = client.fetch_opt("SELECT ns, name, state FROM runs WHERE id = $1", &[&id]).await? {
         if row.get::<_, i32>(0) != ns {
             return Err(ApiError::conflict("RunExists", format!("run {id} belongs to another namespace")));
         }
@@ -123,7 +123,7 @@ pub async fn create(client: &impl GenericClient, ns: i32, request: &CreateRun, n
     let started = if request.started == 0 { now } else { request.started };
     let (labels, environment) = (serde_json::json!(request.labels), serde_json::json!(request.environment));
     let inserted = client
-        .execute(
+        .run(
             "INSERT INTO runs (id, ns, name, kind, agent, model, session, labels, environment, started)
              VALUES ($1, $2, $3, 'recorded', $4, $5, $6, $7, $8, $9) ON CONFLICT (id) DO NOTHING",
             &[&id, &ns, &name, &request.agent, &request.model, &request.session, &labels, &environment, &started],
@@ -143,13 +143,13 @@ fn gone(run: &str) -> ApiError {
 ///
 /// # Errors
 /// 404 naming run and namespace.
-pub async fn find(client: &impl GenericClient, packs: &Packs, namespace: &str, run: &str) -> ApiResult<Found> {
+pub async fn find(client: &impl Connection, packs: &Packs, namespace: &str, run: &str) -> ApiResult<Found> {
     let id = Uuid::parse_str(run).ok();
     let sql = format!(
         "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) WHERE n.name = $1 AND r.state <> 'deleted' AND (r.name = $2 OR r.id = $3)
          ORDER BY (r.name = $2) DESC LIMIT 1"
     );
-    let row = client.query_opt(&sql, &[&namespace, &run, &id]).await?;
+    let row = client.fetch_opt(&sql, &[&namespace, &run, &id]).await?;
     match row {
         Some(row) => found(&row, packs),
         None => Err(ApiError::not_found(
@@ -161,16 +161,16 @@ pub async fn find(client: &impl GenericClient, packs: &Packs, namespace: &str, r
 
 /// # Errors
 /// 404.
-pub async fn by_rid(client: &impl GenericClient, packs: &Packs, rid: i64) -> ApiResult<Found> {
+pub async fn by_rid(client: &impl Connection, packs: &Packs, rid: i64) -> ApiResult<Found> {
     let sql = format!("SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) WHERE r.rid = $1");
-    found(&client.query_one(&sql, &[&rid]).await?, packs)
+    found(&client.fetch_one(&sql, &[&rid]).await?, packs)
 }
 
 /// A page of a namespace's runs, newest first.
 ///
 /// # Errors
 /// 400 for a cursor or limit that is none.
-pub async fn list(client: &impl GenericClient, namespace: &str, query: &RunQuery) -> ApiResult<RunPage> {
+pub async fn list(client: &impl Connection, namespace: &str, query: &RunQuery) -> ApiResult<RunPage> {
     let limit = query.limit.unwrap_or(50);
     if !(1..=500).contains(&limit) {
         return Err(ApiError::bad_request("LimitInvalid", format!("limit: {limit} is not between 1 and 500")));
@@ -190,7 +190,7 @@ pub async fn list(client: &impl GenericClient, namespace: &str, query: &RunQuery
          ORDER BY r.rid DESC LIMIT $6"
     );
     let params: [&(dyn ToSql + Sync); 6] = [&namespace, &before, &query.agent, &pattern, &state, &(limit + 1)];
-    let rows = client.query(&sql, &params).await?;
+    let rows = client.fetch(&sql, &params).await?;
     let page = &rows[..rows.len().min(limit as usize)];
     let next = page.last().filter(|_| rows.len() > page.len()).map(|row| row.get::<_, i64>("rid").to_string());
     Ok(RunPage { runs: page.iter().map(run).collect::<ApiResult<_>>()?, next })
@@ -200,12 +200,12 @@ pub async fn list(client: &impl GenericClient, namespace: &str, query: &RunQuery
 ///
 /// # Errors
 /// What the database says.
-pub async fn forks_of(client: &impl GenericClient, rid: i64) -> ApiResult<Vec<Run>> {
+pub async fn forks_of(client: &impl Connection, rid: i64) -> ApiResult<Vec<Run>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM runs r JOIN namespaces n USING (ns) JOIN forks f ON f.fork_rid = r.rid
          WHERE f.source_rid = $1 AND r.state <> 'deleted' ORDER BY r.rid"
     );
-    client.query(&sql, &[&rid]).await?.iter().map(run).collect()
+    client.fetch(&sql, &[&rid]).await?.iter().map(run).collect()
 }
 
 /// A run that takes more, locked.
@@ -221,9 +221,9 @@ pub struct Open {
 ///
 /// # Errors
 /// 410 for a deleted run, 409 for a sealed one.
-pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiResult<Open> {
+pub async fn next_rev(client: &impl Connection, run: Uuid, ns: i32) -> ApiResult<Open> {
     let updated = client
-        .query_opt(
+        .fetch_opt(
             "UPDATE runs SET rev = rev + 1, last_at = now() WHERE id = $1 AND ns = $2 AND kind = 'recorded' AND state IN ('open', 'finished') RETURNING rid, rev, segments, environment ->> 'workspace_root'",
             &[&run, &ns],
         )
@@ -231,7 +231,7 @@ pub async fn next_rev(client: &impl GenericClient, run: Uuid, ns: i32) -> ApiRes
     if let Some(row) = updated {
         return Ok(Open { rid: row.get(0), rev: row.get(1), segments: row.get(2), workspace_root: row.get(3) });
     }
-    let row = client.query_opt("SELECT state FROM runs WHERE id = $1 AND ns = $2", &[&run, &ns]).await?;
+    let row = client.fetch_opt("SELECT state FROM runs WHERE id = $1 AND ns = $2", &[&run, &ns]).await?;
     match row.as_ref().map(|r| r.get::<_, &str>(0)) {
         None => Err(ApiError::not_found("RunNotFound", format!("no run {run} in this namespace; create it first"))),
         Some("deleted") => Err(gone(&run.to_string())),
@@ -246,10 +246,10 @@ const STEPS: &str = "(SELECT count(*) FROM spans s WHERE s.rid = runs.rid AND s.
 ///
 /// # Errors
 /// 400 for a deciding span that the run does not have; 404, 410.
-pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &FinishRun, now: i64) -> ApiResult<(i64, Option<Spent>)> {
+pub async fn finish(client: &impl Connection, ns: i32, run: Uuid, request: &FinishRun, now: i64) -> ApiResult<(i64, Option<Spent>)> {
     let Open { rid, rev, .. } = match next_rev(client, run, ns).await {
         Err(error) if error.reason == "RunSealed" => {
-            return Ok((client.query_one("SELECT rev FROM runs WHERE id = $1", &[&run]).await?.get(0), None));
+            return Ok((client.fetch_one("SELECT rev FROM runs WHERE id = $1", &[&run]).await?.get(0), None));
         }
         other => other?,
     };
@@ -257,7 +257,7 @@ pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &F
         None => None,
         Some(span) => {
             let row = client
-                .query_opt(
+                .fetch_opt(
                     "SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (span_id = $2 OR name = $2) ORDER BY (span_id = $2) DESC, ord DESC LIMIT 1",
                     &[&rid, span],
                 )
@@ -270,7 +270,7 @@ pub async fn finish(client: &impl GenericClient, ns: i32, run: Uuid, request: &F
     };
     let ended = if request.ended == 0 { now } else { request.ended };
     client
-        .execute(
+        .run(
             &format!("UPDATE runs SET state = 'sealed', outcome = $2, decided_by = $3, ended = $4, spans = {STEPS} WHERE rid = $1"),
             &[&rid, &request.outcome.code(), &decided_by, &ended],
         )
@@ -289,9 +289,9 @@ pub struct Spent {
     pub errors: i64,
 }
 
-async fn spent(client: &impl GenericClient, rids: &[i64]) -> ApiResult<Vec<Spent>> {
+async fn spent(client: &impl Connection, rids: &[i64]) -> ApiResult<Vec<Spent>> {
     let rows = client
-        .query(
+        .fetch(
             "SELECT agent, model, coalesce(tokens, 0), coalesce(cost_usd, 0), (SELECT count(*) FROM spans s WHERE s.rid = r.rid AND s.status = $2)
              FROM runs r WHERE rid = ANY($1)",
             &[&rids, &Status::Failed.code()],
@@ -307,8 +307,8 @@ async fn spent(client: &impl GenericClient, rids: &[i64]) -> ApiResult<Vec<Spent
 ///
 /// # Errors
 /// What the database says.
-pub async fn goodbye(client: &impl GenericClient, ns: i32, run: Uuid) -> ApiResult<()> {
-    client.execute("UPDATE runs SET goodbye_at = now() WHERE id = $1 AND ns = $2 AND state = 'open'", &[&run, &ns]).await?;
+pub async fn goodbye(client: &impl Connection, ns: i32, run: Uuid) -> ApiResult<()> {
+    client.run("UPDATE runs SET goodbye_at = now() WHERE id = $1 AND ns = $2 AND state = 'open'", &[&run, &ns]).await?;
     Ok(())
 }
 
@@ -316,10 +316,10 @@ pub async fn goodbye(client: &impl GenericClient, ns: i32, run: Uuid) -> ApiResu
 ///
 /// # Errors
 /// What the database says.
-pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<Vec<Spent>> {
+pub async fn seal_abandoned(client: &impl Connection) -> ApiResult<Vec<Spent>> {
     let canceled = Status::Canceled.code();
     let rows = client
-        .query(
+        .fetch(
             &format!(
                 "UPDATE runs SET state = 'sealed', outcome = $1, rev = rev + 1, spans = {STEPS},
                labels = labels || jsonb_build_object('replayfork.dev/aborted', 'true')
@@ -338,11 +338,11 @@ pub async fn seal_abandoned(client: &impl GenericClient) -> ApiResult<Vec<Spent>
 ///
 /// # Errors
 /// 409 naming the runs that need it: forks of it, and those that reuse its results.
-pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()> {
+pub async fn delete(client: &impl Connection, found: &Found) -> ApiResult<()> {
     let rid = found.rid;
-    client.execute("SELECT 1 FROM runs WHERE rid = $1 FOR UPDATE", &[&rid]).await?;
+    client.run("SELECT 1 FROM runs WHERE rid = $1 FOR UPDATE", &[&rid]).await?;
     let needing =
-        client.query("SELECT r.name FROM run_deps d JOIN runs r USING (rid) WHERE d.needs = $1 ORDER BY r.rid LIMIT 20", &[&rid]).await?;
+        client.fetch("SELECT r.name FROM run_deps d JOIN runs r USING (rid) WHERE d.needs = $1 ORDER BY r.rid LIMIT 20", &[&rid]).await?;
     if !needing.is_empty() {
         let names: Vec<String> = needing.iter().map(|r| r.get(0)).collect();
         return Err(ApiError::conflict(
@@ -355,8 +355,8 @@ pub async fn delete(client: &impl GenericClient, found: &Found) -> ApiResult<()>
         ));
     }
     for table in ["spans", "span_events", "span_edges", "segments", "snapshots", "run_graphs", "run_deps", "results"] {
-        client.execute(&format!("DELETE FROM {table} WHERE rid = $1"), &[&rid]).await?;
+        client.run(&format!("DELETE FROM {table} WHERE rid = $1"), &[&rid]).await?;
     }
-    client.execute("UPDATE runs SET state = 'deleted', deleted_at = now() WHERE rid = $1", &[&rid]).await?;
+    client.run("UPDATE runs SET state = 'deleted', deleted_at = now() WHERE rid = $1", &[&rid]).await?;
     Ok(())
 }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
 use replayfork_core::model::SnapshotRef;
 use tokio_postgres::Row;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::blobs;
 
@@ -16,7 +16,7 @@ use crate::store::blobs;
 ///
 /// # Errors
 /// 400 for an upload that is neither a state nor a reason; 409 listing the roots that must be sent first.
-pub async fn put(client: &impl GenericClient, ns: i32, rid: i64, uploads: &[SnapshotUpload]) -> ApiResult<()> {
+pub async fn put(client: &impl Connection, ns: i32, rid: i64, uploads: &[SnapshotUpload]) -> ApiResult<()> {
     let mut roots = Vec::new();
     for upload in uploads {
         let (node, content) = match (&upload.snapshot, &upload.missing) {
@@ -33,7 +33,7 @@ pub async fn put(client: &impl GenericClient, ns: i32, rid: i64, uploads: &[Snap
             }
         };
         client
-            .execute(
+            .run(
                 "INSERT INTO snapshots (rid, span_id, edge, node, content, missing) VALUES ($1, $2, $3::text::char, $4, $5, $6)
                  ON CONFLICT (rid, span_id, edge) DO UPDATE SET node = $4, content = $5, missing = $6, inherited = false WHERE snapshots.inherited",
                 &[&rid, &upload.span, &upload.edge.code(), &node, &content, &upload.missing],
@@ -61,9 +61,9 @@ fn state(row: &Row) -> Result<SnapshotRef, String> {
 ///
 /// # Errors
 /// What the database says.
-pub async fn of_run(client: &impl GenericClient, rid: i64, spans: Option<&[String]>) -> ApiResult<BySpan> {
+pub async fn of_run(client: &impl Connection, rid: i64, spans: Option<&[String]>) -> ApiResult<BySpan> {
     let rows = client
-        .query(
+        .fetch(
             "SELECT span_id, edge::text, node, content, missing FROM snapshots WHERE rid = $1 AND ($2::text[] IS NULL OR span_id = ANY($2))",
             &[&rid, &spans],
         )
@@ -76,9 +76,9 @@ pub async fn of_run(client: &impl GenericClient, rid: i64, spans: Option<&[Strin
 ///
 /// # Errors
 /// What the database says.
-pub async fn by_content(client: &impl GenericClient, ns: i32, content: &Digest) -> ApiResult<Option<(SnapshotRef, i64)>> {
+pub async fn by_content(client: &impl Connection, ns: i32, content: &Digest) -> ApiResult<Option<(SnapshotRef, i64)>> {
     let row = client
-        .query_opt(
+        .fetch_opt(
             "SELECT s.node, s.rid FROM snapshots s JOIN runs r USING (rid) WHERE s.content = $2 AND r.ns = $1 AND r.state <> 'deleted' ORDER BY s.rid LIMIT 1",
             &[&ns, &content.as_bytes()],
         )

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use replayfork_client::ingest::{Edge, SpanUpload};
 use replayfork_client::read::{SpanPage, SpanQuery, SpanSummary};
 use replayfork_core::Digest;
 use replayfork_core::model::{Closing, Fidelity, Opening, Span, SpanKind, Status, Verdict};
 use tokio_postgres::Row;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::{Place, Reader, Writer};
 use crate::store::runs::Found;
@@ -30,7 +31,7 @@ pub async fn upsert(client: &Transaction<'_>, ns: &Namespace, rid: i64, rev: i64
         entry.1 = entry.1.or(upload.closing.as_ref());
     }
     let known: HashMap<String, (bool, bool)> = client
-        .query(
+        .fetch(
             "SELECT span_id, coalesce(in_segment IS NOT NULL OR in_blob IS NOT NULL, false), coalesce(out_segment IS NOT NULL OR out_blob IS NOT NULL, false)
              FROM spans WHERE rid = $1 AND span_id = ANY($2)",
             &[&rid, &order],
@@ -48,7 +49,7 @@ pub async fn upsert(client: &Transaction<'_>, ns: &Namespace, rid: i64, rev: i64
         let closing = closing.filter(|_| !had.is_some_and(|(_, closing)| closing));
         if had.is_none() {
             client
-                .execute(
+                .run(
                     "INSERT INTO spans (rid, span_id, rev, status, pay_rid) VALUES ($1, $2, $3, $4, $1)",
                     &[&rid, &id, &rev, &Status::Running.code()],
                 )
@@ -70,7 +71,7 @@ pub async fn upsert(client: &Transaction<'_>, ns: &Namespace, rid: i64, rev: i64
     }
     let next = payloads.finish(client, ns, rid).await?;
     client
-        .execute(
+        .run(
             "UPDATE runs SET segments = $2, spans = spans + $3,
                tokens = CASE WHEN $4::bigint > 0 THEN coalesce(tokens, 0) + $4 ELSE tokens END,
                cost_usd = CASE WHEN $5::float8 > 0 THEN coalesce(cost_usd, 0) + $5 ELSE cost_usd END
@@ -84,7 +85,7 @@ pub async fn upsert(client: &Transaction<'_>, ns: &Namespace, rid: i64, rev: i64
 /// # Errors
 /// What the database says.
 pub async fn write_opening(
-    client: &impl GenericClient,
+    client: &impl Connection,
     rid: i64,
     id: &str,
     rev: i64,
@@ -93,7 +94,7 @@ pub async fn write_opening(
     place: &Place,
 ) -> ApiResult<()> {
     client
-        .execute(
+        .run(
             "UPDATE spans SET rev = $3, ord = $4, parent_id = $5, kind = $6, started = $7, name = $8, model = $9,
                in_segment = $10, in_at = $11, in_len = $12, in_blob = $13 WHERE rid = $1 AND span_id = $2",
             &[
@@ -118,10 +119,10 @@ pub async fn write_opening(
 
 /// # Errors
 /// What the database says.
-pub async fn write_closing(client: &impl GenericClient, rid: i64, id: &str, rev: i64, closing: &Closing, place: &Place) -> ApiResult<()> {
+pub async fn write_closing(client: &impl Connection, rid: i64, id: &str, rev: i64, closing: &Closing, place: &Place) -> ApiResult<()> {
     let blocked = closing.blocked.first().map(|b| serde_json::json!(b));
     client
-        .execute(
+        .run(
             "UPDATE spans SET rev = $3, ended = $4, status = $5, verdict = $6, tokens_in = $7, tokens_out = $8, cost_usd = $9, blocked = $10,
                out_segment = $11, out_at = $12, out_len = $13, out_blob = $14, reproduced = $15 WHERE rid = $1 AND span_id = $2",
             &[
@@ -174,7 +175,7 @@ fn summary(row: &Row) -> ApiResult<SpanSummary> {
 /// The run's own row over its base's, in the order of the base; for a run that is no fork just its rows. With a fork's own row
 /// come start and end of the base's.
 pub(super) async fn rows(
-    client: &impl GenericClient,
+    client: &impl Connection,
     found: &Found,
     after: Option<(i64, &str)>,
     limit: i64,
@@ -184,12 +185,12 @@ pub(super) async fn rows(
         "SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL AND (s.ord, s.span_id) > ($2, $3) ORDER BY s.ord, s.span_id LIMIT $4"
     );
     let base = found.base_rid.unwrap_or(found.rid);
-    let rows = client.query(&page, &[&base, &after_ord, &after_id, &limit]).await?;
+    let rows = client.fetch(&page, &[&base, &after_ord, &after_id, &limit]).await?;
     let mut rows: Vec<(Row, Times)> = rows.into_iter().map(|row| (row, None)).collect();
     if found.base_rid.is_some() && !rows.is_empty() {
         let last: i64 = rows.last().map_or(i64::MAX, |(r, _)| r.get("ord"));
         let sql = format!("SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord >= $2 AND s.ord <= $3");
-        let own = client.query(&sql, &[&found.rid, &after_ord, &last]).await?;
+        let own = client.fetch(&sql, &[&found.rid, &after_ord, &last]).await?;
         rows = laid_over(rows, own);
     }
     Ok(rows)
@@ -214,10 +215,10 @@ fn laid_over(mut rows: Vec<(Row, Times)>, own: Vec<Row>) -> Vec<(Row, Times)> {
 pub(super) type Times = Option<(i64, i64)>;
 
 /// A span with a row of the fork's own has only the states that the fork gave it: one in doubt, or blocked, may have none.
-pub async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
+pub async fn workspace_states(client: &impl Connection, found: &Found, ids: &[String]) -> ApiResult<snapshots::BySpan> {
     let own = snapshots::of_run(client, found.rid, Some(ids)).await?;
     let Some(base) = found.base_rid else { return Ok(own) };
-    let rows = client.query("SELECT span_id FROM spans WHERE rid = $1 AND span_id = ANY($2)", &[&found.rid, &ids]).await?;
+    let rows = client.fetch("SELECT span_id FROM spans WHERE rid = $1 AND span_id = ANY($2)", &[&found.rid, &ids]).await?;
     let rows: HashSet<&str> = rows.iter().map(|row| row.get(0)).collect();
     let mut states = snapshots::of_run(client, base, Some(ids)).await?;
     states.retain(|(span, _), _| !rows.contains(span.as_str()));
@@ -229,7 +230,7 @@ pub async fn workspace_states(client: &impl GenericClient, found: &Found, ids: &
 ///
 /// # Errors
 /// 400 for a cursor or limit that is none.
-pub async fn page(client: &impl GenericClient, found: &Found, query: &SpanQuery) -> ApiResult<SpanPage> {
+pub async fn page(client: &impl Connection, found: &Found, query: &SpanQuery) -> ApiResult<SpanPage> {
     let limit = query.limit.unwrap_or(1000);
     if !(1..=5000).contains(&limit) {
         return Err(ApiError::bad_request("LimitInvalid", format!("limit: {limit} is not between 1 and 5000")));
@@ -256,7 +257,7 @@ pub async fn page(client: &impl GenericClient, found: &Found, query: &SpanQuery)
         Some((ord, id)) => {
             let base = found.base_rid.unwrap_or(found.rid);
             let row = client
-                .query_one(
+                .fetch_one(
                     "SELECT count(*) FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (ord, span_id) <= ($2, $3)",
                     &[&base, &ord, &id],
                 )
@@ -268,7 +269,7 @@ pub async fn page(client: &impl GenericClient, found: &Found, query: &SpanQuery)
     Ok(SpanPage { spans, first_step, next })
 }
 
-pub(super) async fn whole(client: &impl GenericClient, found: &Found, rows: &[(Row, Times)]) -> ApiResult<Vec<Span>> {
+pub(super) async fn whole(client: &impl Connection, found: &Found, rows: &[(Row, Times)]) -> ApiResult<Vec<Span>> {
     let mut reader = Reader::default();
     let places: Vec<_> = rows.iter().map(|(r, _)| (r.get::<_, i64>("pay_rid"), place(r, "in"), place(r, "out"))).collect();
     reader.load(client, places.iter().flat_map(|(rid, i, o)| [(*rid, i), (*rid, o)])).await?;
@@ -303,7 +304,7 @@ pub(super) async fn whole(client: &impl GenericClient, found: &Found, rows: &[(R
 ///
 /// # Errors
 /// What the database says.
-pub async fn all(client: &impl GenericClient, found: &Found) -> ApiResult<Vec<Span>> {
+pub async fn all(client: &impl Connection, found: &Found) -> ApiResult<Vec<Span>> {
     let rows = rows(client, found, None, i64::MAX).await?;
     whole(client, found, &rows).await
 }
@@ -312,10 +313,10 @@ pub async fn all(client: &impl GenericClient, found: &Found) -> ApiResult<Vec<Sp
 ///
 /// # Errors
 /// What the database says.
-pub async fn of_ids(client: &impl GenericClient, found: &Found, ids: &[String]) -> ApiResult<Vec<Span>> {
+pub async fn of_ids(client: &impl Connection, found: &Found, ids: &[String]) -> ApiResult<Vec<Span>> {
     let sql = format!("SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.span_id = ANY($2) AND s.ord IS NOT NULL");
-    let base = client.query(&sql, &[&found.base_rid.unwrap_or(found.rid), &ids]).await?;
-    let own = if found.base_rid.is_some() { client.query(&sql, &[&found.rid, &ids]).await? } else { Vec::new() };
+    let base = client.fetch(&sql, &[&found.base_rid.unwrap_or(found.rid), &ids]).await?;
+    let own = if found.base_rid.is_some() { client.fetch(&sql, &[&found.rid, &ids]).await? } else { Vec::new() };
     let rows = laid_over(base.into_iter().map(|row| (row, None)).collect(), own);
     whole(client, found, &rows).await
 }
@@ -324,10 +325,10 @@ pub async fn of_ids(client: &impl GenericClient, found: &Found, ids: &[String]) 
 ///
 /// # Errors
 /// 404; 409 where several spans have the name.
-pub async fn one(client: &impl GenericClient, found: &Found, span: &str) -> ApiResult<(Span, i64)> {
+pub async fn one(client: &impl Connection, found: &Found, span: &str) -> ApiResult<(Span, i64)> {
     let base = found.base_rid.unwrap_or(found.rid);
     let ids = client
-        .query("SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (span_id = $2 OR name = $2) ORDER BY (span_id = $2) DESC, ord LIMIT 6", &[&base, &span])
+        .fetch("SELECT span_id FROM spans WHERE rid = $1 AND ord IS NOT NULL AND (span_id = $2 OR name = $2) ORDER BY (span_id = $2) DESC, ord LIMIT 6", &[&base, &span])
         .await?;
     let ids: Vec<String> = ids.iter().map(|r| r.get(0)).collect();
     let id = match ids.as_slice() {
@@ -346,7 +347,7 @@ pub async fn one(client: &impl GenericClient, found: &Found, span: &str) -> ApiR
     let sql = format!(
         "SELECT {NARROW} FROM spans s WHERE s.rid = ANY($1) AND s.span_id = $2 AND s.ord IS NOT NULL ORDER BY (s.rid = $3) DESC LIMIT 1"
     );
-    let row = client.query_one(&sql, &[&vec![found.rid, base], id, &found.rid]).await?;
+    let row = client.fetch_one(&sql, &[&vec![found.rid, base], id, &found.rid]).await?;
     let rid: i64 = row.get("rid");
     let mut spans = whole(client, found, &[(row, None)]).await?;
     let span = spans.pop().ok_or_else(|| ApiError::internal(&"a span vanished"))?;

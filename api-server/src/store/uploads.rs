@@ -4,6 +4,7 @@ use deadpool_postgres::Transaction;
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, PackBuilder};
 
+use crate::db::Connection;
 use crate::problem::ApiResult;
 use crate::store::{Namespace, blobs};
 
@@ -13,7 +14,7 @@ use crate::store::{Namespace, blobs};
 /// What the database says.
 pub async fn put(tx: &Transaction<'_>, ns: &Namespace, content: &[u8]) -> ApiResult<Digest> {
     let digest = Digest::of(content);
-    tx.execute(
+    tx.run(
         "INSERT INTO uploads (ns, digest, size) VALUES ($1, $2, $3) ON CONFLICT (ns, digest) DO UPDATE SET uploaded_at = now()",
         &[&ns.number, &digest.as_bytes(), &(content.len() as i64)],
     )

@@ -245,7 +245,6 @@ pub(super) fn states(source: &Source) -> Vec<Option<(u32, bool)>> {
     let spans = &source.spans;
     let ran = |i: usize| source.is_unit(i) && !spans[i].did_not_run();
     let writes: Vec<bool> = (0..spans.len()).map(|i| ran(i) && !source.footprint(i).writes.is_empty()).collect();
-    let left_unknown = |i: usize| spans[i].closing.as_ref().is_some_and(|c| !c.unknown.is_empty());
     // The next span that tells what nothing before has changed.
     let mut next: Vec<Option<u32>> = vec![None; spans.len() + 1];
     for i in (0..spans.len()).rev() {
@@ -264,7 +263,7 @@ pub(super) fn states(source: &Source) -> Vec<Option<(u32, bool)>> {
             (None, Some((_, last))) => source.left(last).map(|(_, after)| (last as u32, after)),
             (None, None) => seen.or(next[i]).map(|i| (i, false)),
         });
-        if ran(i) && (source.left(i).is_some() || (writes[i] && !left_unknown(i))) {
+        if ran(i) && (source.left(i).is_some() || (writes[i] && !source.left_unknown(i))) {
             last = last.max(Some((ended(i), i)));
         }
     }

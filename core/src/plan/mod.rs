@@ -105,7 +105,8 @@ fn is_zero(n: &i64) -> bool {
 }
 
 impl PlanCounts {
-    fn may_be_run(&self) -> i64 {
+    /// Spans that may be executed.
+    pub fn may_be_run(&self) -> i64 {
         self.will_run + self.may_run + self.may_run_or_block
     }
 
@@ -132,6 +133,8 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub check: bool,
     pub counts: PlanCounts,
+    /// Whether a pod is needed: a step may be executed, or a patch changes the workspace.
+    pub sandbox: bool,
     /// Affected and overridden spans in order; an api-server lists the first 1,000.
     pub spans: Vec<PlannedSpan>,
     /// Further ones that are not listed.
@@ -145,11 +148,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Whether any span may be executed, so that a sandbox is needed.
-    pub fn needs_sandbox(&self) -> bool {
-        self.counts.may_be_run() > 0
-    }
-
     /// Nothing is affected: the fork equals its source but for overridden outputs and patched files.
     pub fn is_empty(&self) -> bool {
         self.counts.may_be_run() + self.counts.will_block + self.counts.may_block == 0

@@ -133,11 +133,6 @@ impl Outline {
         &self.whys[from as usize..self.planned[at].whys as usize]
     }
 
-    /// Whether any span may be executed, so that a sandbox is needed.
-    pub fn needs_sandbox(&self) -> bool {
-        self.counts.may_be_run() > 0
-    }
-
     /// The same patches on the same run have the same digest, always.
     pub fn digest(&self, view: &View<'_>) -> Digest {
         let fork = view.fork;
@@ -206,6 +201,7 @@ impl Outline {
             fork_span: names.of(view.fork_span() as u32).0.to_owned(),
             check: fork.check,
             counts: self.counts,
+            sandbox: self.counts.may_be_run() > 0 || changes_workspace(view),
             spans_left_out: (self.planned.len() - spans.len()) as i64,
             spans,
             environment: fork.environment.clone(),
@@ -282,11 +278,17 @@ impl Outline {
                 || "its patches change nothing".to_owned(),
                 |file| format!("no step from there on sees {:?} change", file.path),
             );
-            warnings.push(format!("nothing is affected: {what}; the fork equals its source"));
+            let equal = if changes_workspace(view) { "but for its workspace the fork equals" } else { "the fork equals" };
+            warnings.push(format!("nothing is affected: {what}; {equal} its source"));
         }
         warnings.truncate(MAX_WARNINGS);
         warnings
     }
+}
+
+/// A patch changes the workspace, though perhaps no step sees it.
+fn changes_workspace(view: &View<'_>) -> bool {
+    view.graph.has_workspace && view.fork.changes_workspace()
 }
 
 /// Units from the first one on whose declaration did not hold.

@@ -1,6 +1,6 @@
 //! A fork whose patches have found their targets: what planning and replaying start from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Digest;
@@ -253,6 +253,22 @@ impl<'a> Prepared<'a> {
     pub fn may_write(&self, span: usize) -> Vec<Pattern> {
         let writes = Contract::patched(self.source, &self.patches, span).map_or_else(|_| vec![Pattern::all()], |c| c.footprint.writes);
         writes.into_iter().chain(self.source.changed(span).during.iter().cloned().map(Pattern::Path)).collect()
+    }
+
+    /// Whether a patch gives the workspace another content than the recorded one, or may.
+    pub fn changes_workspace(&self) -> bool {
+        let given = self.patches.snapshot.values().map(|s| s.fact.as_ref().and_then(|f| f.changed.as_ref()));
+        self.patches.files.values().flatten().any(|f| f.same != Some(true)) || given.into_iter().any(|c| c.is_none_or(|c| !c.is_empty()))
+    }
+
+    /// The paths that nobody knows once the span has been passed over, as a record names them: in order, each once.
+    pub fn leaves_unknown(&self, span: usize) -> Vec<String> {
+        let patterns = self.may_write(span);
+        if patterns.contains(&Pattern::all()) {
+            return vec![Pattern::all().declared()];
+        }
+        let unknown: BTreeSet<String> = patterns.iter().map(Pattern::declared).collect();
+        unknown.into_iter().collect()
     }
 
     /// The patches that a fork of this fork takes over, each with its target's id: what gives outputs, files and workspaces. A new

@@ -95,13 +95,7 @@ impl Replay<'_> {
     }
 
     fn block(&self, span: usize, blocked: Vec<Blocked>) -> Step {
-        let mut unknown: Vec<_> = self.fork.may_write(span).iter().map(Pattern::declared).collect();
-        unknown.sort();
-        unknown.dedup();
-        if unknown.iter().any(|p| p == "./") {
-            unknown = vec!["./".to_owned()];
-        }
-        Step::Block { blocked, unknown }
+        Step::Block { blocked, unknown: self.fork.leaves_unknown(span) }
     }
 
     /// Inputs that are not known because of a blocked span, or one that ended without an output.

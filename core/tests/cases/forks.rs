@@ -179,3 +179,34 @@ fn a_check_runs_what_can_run_on_its_recorded_inputs_and_says_what_differs() {
     }
     other.fork("use", json!([])).tells(&["use: will run (PolicyForcedRerun) -> differs: output"]);
 }
+
+#[test]
+fn files_that_a_fork_before_left_unknown_are_no_change_to_whom_anything_may_be_an_input() {
+    let run = run(&[("a", "0")])
+        .step("ask", says(SpanKind::ToolCall, "yes"))
+        .step("make", sh("echo {{ ask }} > a").policy(ReplayPolicy::RecordOnly).sees(&[], &["a"]))
+        .step("guess", sh("echo $V").env("V", "0").sees_nothing().inputs_unknown())
+        .step("end", sh("echo $V").env("V", "0").sees_nothing())
+        .recorded();
+    let fork = run.fork("ask", json!([output("no")])).as_run();
+    // They were unknown when it ran, too.
+    fork.fork("guess", json!([on("end", env("V", "1"))])).tells(&["end: will run (PatchedInput) -> ran"]).leaves_unknown(&["a"]);
+    fork.fork("make", json!([output("given")])).tells(&[
+        "make: overridden (PatchedInput) -> overridden",
+        "guess: will run (DependencyUnknown) -> ran",
+    ]);
+}
+
+#[test]
+fn a_change_after_a_step_that_was_passed_over_is_not_lost_to_a_fork_of_the_fork() {
+    let run = run(&[("a", "0"), ("d/b", "0")])
+        .step("one", sh("echo 1 > a").env("V", "0").sees(&[], &["a"]).through(1))
+        .step("two", sh("echo 2 > a").sees(&[], &["a"]))
+        .meanwhile("echo 1 > d/b")
+        .step("look", sh("cat d/b").sees(&["d/"], &[]))
+        .recorded();
+    // Which of both wrote the file is not recorded, so what the other one did is not known.
+    let fork = run.fork("two", json!([output("given")]));
+    fork.leaves_unknown(&["a"]);
+    fork.as_run().fork("one", json!([env("V", "0")])).gives("look", "1").has("d/b", "1");
+}

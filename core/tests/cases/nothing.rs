@@ -36,7 +36,7 @@ fn the_recorded_value_again_reaches_nobody() {
     ];
     for (span, patch) in patches {
         let fork = run.fork("shell", json!([on(span, patch.clone())]));
-        assert!(fork.plan.spans.is_empty() && fork.plan.is_empty(), "{span} {patch}: {:?}", fork.plan.spans);
+        assert!(fork.plan.spans.is_empty() && fork.plan.is_empty() && !fork.plan.sandbox, "{span} {patch}: {:?}", fork.plan.spans);
         assert_eq!(fork.plan.counts.reusable, 5, "{patch}");
         fork.tells(&[]).has("conf", "0").has("log", "1").gives("ask", "m at 0.5, user: tell t");
     }
@@ -66,4 +66,13 @@ fn a_command_in_other_words_that_renders_to_the_same_is_the_same() {
     run.fork("use", json!([script_that_sees("echo t", &[], &[])])).tells(&[]);
     // What it may touch is one of its inputs.
     run.fork("use", json!([crate::build::script("echo t")])).tells(&["use: will run (PatchedInput) -> ran"]);
+}
+
+#[test]
+fn a_file_that_no_step_sees_is_in_the_workspace_all_the_same_and_that_takes_a_pod() {
+    let run = run(&[("conf", "0")]).step("one", sh("cat conf").sees(&["conf"], &[])).step("two", sh("echo 2").sees(&[], &[])).recorded();
+    let fork = run.fork("two", json!([file("conf", "1")]));
+    assert!(fork.plan.is_empty() && fork.plan.sandbox);
+    fork.tells(&[]).has("conf", "1");
+    assert_eq!(fork.warnings(), "nothing is affected: no step from there on sees \"conf\" change; but for its workspace the fork equals its source");
 }

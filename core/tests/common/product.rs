@@ -373,15 +373,15 @@ impl Driver<'_, '_> {
         }
         let after = self.memory.states.record(&self.memory.files.clone());
         let hidden = fidelity == Fidelity::Overridden && !source.shows_changes(n);
-        let sees = record.opening.sees_workspace() && !hidden;
-        let unknown = if hidden { fork.may_write(n).iter().map(Pattern::declared).collect() } else { vec![] };
+        let sees = record.opening.sees_workspace();
+        let unknown = if hidden { fork.leaves_unknown(n) } else { vec![] };
         self.ran.spans[n] = Span {
             opening,
             closing: Some(Closing { verdict: record.verdict(), unknown, ..Closing::new(times.1.min(i64::MAX - 1), status, output) }),
             fidelity,
             first_recorded: Some(times),
             snapshot_before: sees.then_some(before),
-            snapshot_after: sees.then_some(after),
+            snapshot_after: (sees && !hidden).then_some(after),
             ..record.clone()
         };
         leave_out(source, &mut self.ran.spans, n);

@@ -131,14 +131,17 @@ pub async fn run<'a>(fork: &'a Prepared<'a>, replay: Replay<'a>, out: Outside<'a
     }
     let Walk { mut replay, out, reproducibility, .. } = walk;
     let end = ended.unwrap_or_else(|| {
-        let message = match fork.check {
-            true => format!(
+        let (reason, message) = if fork.check {
+            let message = format!(
                 "{} steps gave what they gave when recorded, {} something else, {} can't be run again",
                 reproducibility.identical, reproducibility.differs, reproducibility.not_executable
-            ),
-            false => "every span of the plan was executed, reused, overridden or blocked as planned".to_owned(),
+            );
+            (CloseReason::Succeeded, message)
+        } else {
+            let (reason, message) = CloseReason::of_plan(&replay.plan);
+            (reason, message.to_owned())
         };
-        End { reason: CloseReason::Succeeded, message, reached: true, executor_gone: false, unreached_from: None }
+        End::new(reason, message)
     });
     let executor = (!end.executor_gone).then_some(out.executor);
     let mut warnings = replay.plan.warnings.clone();
@@ -246,12 +249,14 @@ impl Walk<'_> {
     async fn override_with(&mut self, index: usize, before: SnapshotRef, output: Output) -> anyhow::Result<()> {
         let span = &self.fork.source.spans[index];
         let mut closing = Closing { verdict: span.verdict(), ..Closing::new(now(), Status::Completed, Some(output.clone())) };
-        let mut states = Some((before, self.out.workspace.now));
-        if !self.fork.source.shows_changes(index) {
-            closing.unknown = self.fork.may_write(index).iter().map(replayfork_core::footprint::Pattern::declared).collect();
-            states = None;
+        let hidden = !self.fork.source.shows_changes(index);
+        if hidden {
+            closing.unknown = self.fork.leaves_unknown(index);
         }
-        let end = self.end_of(index, Fidelity::Overridden, closing, states);
+        let mut end = self.end_of(index, Fidelity::Overridden, closing, Some((before, self.out.workspace.now)));
+        if hidden {
+            end.snapshot_after = None;
+        }
         self.end(index, &end).await?;
         self.replay.overridden(index, output);
         Ok(())

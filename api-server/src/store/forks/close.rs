@@ -1,6 +1,6 @@
 //! The end of a fork: the first one stands, with counts and outcome.
 
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
 use replayfork_core::fork::DeletionPolicy;
@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::steps::write_results;
 use super::{get, unknown};
+use crate::db::Connection;
 use crate::planning::SHOWN;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::Writer;
@@ -21,7 +22,7 @@ use crate::store::{Namespace, Packs, graphs, runs, spans};
 /// 404.
 pub async fn close(client: &Transaction<'_>, packs: &Packs, uid: Uuid, request: &CloseFork, now: i64) -> ApiResult<ForkResult> {
     let row = client
-        .query_opt("SELECT f.state, f.result, f.fork_rid, f.source_rid, r.base_rid FROM forks f LEFT JOIN runs r ON r.rid = f.fork_rid WHERE f.uid = $1 FOR UPDATE OF f", &[&uid])
+        .fetch_opt("SELECT f.state, f.result, f.fork_rid, f.source_rid, r.base_rid FROM forks f LEFT JOIN runs r ON r.rid = f.fork_rid WHERE f.uid = $1 FOR UPDATE OF f", &[&uid])
         .await?
         .ok_or_else(|| unknown(uid))?;
     if row.get::<_, &str>(0) == "terminal" {
@@ -39,7 +40,7 @@ pub async fn close(client: &Transaction<'_>, packs: &Packs, uid: Uuid, request: 
         summarize(client, packs, fork_rid, source_rid, &mut result).await?;
         // Blocked steps spent nothing here, and executed ones what they spent.
         client
-            .execute(
+            .run(
                 "UPDATE runs SET state = 'sealed', outcome = $2, ended = $3, rev = rev + 1, tokens = t.tokens, cost_usd = t.cost_usd
                  FROM (SELECT sum(coalesce(o.tokens_in, 0) + coalesce(o.tokens_out, 0))::bigint AS tokens, sum(o.cost_usd) AS cost_usd
                        FROM (SELECT * FROM spans WHERE rid = $1
@@ -55,9 +56,9 @@ pub async fn close(client: &Transaction<'_>, packs: &Packs, uid: Uuid, request: 
     Ok(result)
 }
 
-pub(super) async fn make_terminal(client: &impl GenericClient, uid: Uuid, result: &ForkResult) -> ApiResult<()> {
+pub(super) async fn make_terminal(client: &impl Connection, uid: Uuid, result: &ForkResult) -> ApiResult<()> {
     client
-        .execute(
+        .run(
             "UPDATE forks SET state = 'terminal', reason = $2, result = $3, terminal_at = now() WHERE uid = $1",
             &[&uid, &result.reason.to_string(), &serde_json::json!(result)],
         )
@@ -67,10 +68,10 @@ pub(super) async fn make_terminal(client: &impl GenericClient, uid: Uuid, result
 
 /// A step that began and has no result is in doubt: it may have run, and is not run again.
 async fn interrupt_open_steps(client: &Transaction<'_>, packs: &Packs, uid: Uuid, fork_rid: i64, now: i64) -> ApiResult<()> {
-    let open = client.query("UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND state = 'begun' RETURNING span_id", &[&uid]).await?;
+    let open = client.fetch("UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND state = 'begun' RETURNING span_id", &[&uid]).await?;
     for row in open {
         let span: String = row.get(0);
-        let row = client.query_one("SELECT ns, segments, rev + 1 FROM runs WHERE rid = $1", &[&fork_rid]).await?;
+        let row = client.fetch_one("SELECT ns, segments, rev + 1 FROM runs WHERE rid = $1", &[&fork_rid]).await?;
         let ns = Namespace { number: row.get(0), packs: packs.clone() };
         let (segments, rev): (i32, i64) = (row.get(1), row.get(2));
         let closing = canceled(now, "Interrupted: the fork ended before this step's result arrived; it may have run".into());
@@ -78,7 +79,7 @@ async fn interrupt_open_steps(client: &Transaction<'_>, packs: &Packs, uid: Uuid
         let place = payloads.add(&closing)?;
         spans::write_closing(client, fork_rid, &span, rev, &closing, &place).await?;
         let next = payloads.finish(client, &ns, fork_rid).await?;
-        client.execute("UPDATE runs SET segments = $2, rev = $3 WHERE rid = $1", &[&fork_rid, &next, &rev]).await?;
+        client.run("UPDATE runs SET segments = $2, rev = $3 WHERE rid = $1", &[&fork_rid, &next, &rev]).await?;
     }
     Ok(())
 }
@@ -98,7 +99,7 @@ async fn skip_unreached(
     now: i64,
 ) -> ApiResult<()> {
     let planned = client
-        .query_opt(
+        .fetch_opt(
             "SELECT f.planned FROM forks f WHERE f.uid = $1 AND f.planned IS NOT NULL AND EXISTS (SELECT 1 FROM runs r WHERE r.rid = $2 AND r.state <> 'deleted')",
             &[&uid, &fork_rid],
         )
@@ -106,7 +107,7 @@ async fn skip_unreached(
     let Some(planned) = planned else { return Ok(()) };
     let planned = planned.get::<_, &[u8]>(0).chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let bounds = client
-        .query(
+        .fetch(
             "(SELECT 1, s.ord, s.span_id FROM spans s
               WHERE s.rid = $2 AND s.span_id IN (
                 SELECT span_id FROM spans WHERE rid = $1 AND pay_rid = $1 UNION ALL SELECT span_id FROM snapshots WHERE rid = $1 AND NOT inherited)
@@ -135,9 +136,9 @@ async fn skip_unreached(
     write_results(client, packs, uid, &results).await
 }
 
-async fn summarize(client: &impl GenericClient, packs: &Packs, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
+async fn summarize(client: &impl Connection, packs: &Packs, fork_rid: i64, source_rid: i64, result: &mut ForkResult) -> ApiResult<()> {
     let rows = client
-        .query(
+        .fetch(
             "SELECT span_id, name, kind, status, fidelity, blocked FROM spans WHERE rid = $1 AND pay_rid = $1 AND ord IS NOT NULL ORDER BY ord, span_id",
             &[&fork_rid],
         )
@@ -173,10 +174,10 @@ async fn summarize(client: &impl GenericClient, packs: &Packs, fork_rid: i64, so
 
 /// The status of the deciding span in the fork; without one, of the last span in sequence with a result. Where that is as it was, so
 /// is the outcome: who recorded the run may have judged otherwise than by the status.
-async fn outcome(client: &impl GenericClient, fork: &runs::Found, of_source: Option<Status>) -> ApiResult<Option<Status>> {
+async fn outcome(client: &impl Connection, fork: &runs::Found, of_source: Option<Status>) -> ApiResult<Option<Status>> {
     let base = fork.base_rid.unwrap_or(fork.rid);
     let row = client
-        .query_opt(
+        .fetch_opt(
             "SELECT coalesce(f.status, s.status), coalesce(f.pay_rid = f.rid AND f.fidelity <> $6, false) FROM spans s LEFT JOIN spans f ON f.rid = $2 AND f.span_id = s.span_id
              WHERE s.rid = $1 AND s.ord IS NOT NULL
                AND CASE WHEN $3::text IS NULL THEN coalesce(f.status, s.status) NOT IN ($4, $5) ELSE s.span_id = $3 END
@@ -199,9 +200,9 @@ pub async fn resource_gone(client: &Transaction<'_>, packs: &Packs, uid: Uuid, n
     if fork.state != ForkState::Terminal {
         close(client, packs, uid, &CloseFork::new(CloseReason::Deleted, "the ReplayFork was deleted"), now).await?;
     }
-    client.execute("UPDATE forks SET cr_gone_at = now() WHERE uid = $1", &[&uid]).await?;
+    client.run("UPDATE forks SET cr_gone_at = now() WHERE uid = $1", &[&uid]).await?;
     if fork.deletion_policy == DeletionPolicy::DeleteRun
-        && let Some(fork_rid) = client.query_one("SELECT fork_rid FROM forks WHERE uid = $1", &[&uid]).await?.get::<_, Option<i64>>(0)
+        && let Some(fork_rid) = client.fetch_one("SELECT fork_rid FROM forks WHERE uid = $1", &[&uid]).await?.get::<_, Option<i64>>(0)
     {
         runs::delete(client, &runs::by_rid(client, packs, fork_rid).await?).await?;
     }

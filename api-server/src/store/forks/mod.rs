@@ -8,13 +8,13 @@ pub use close::{close, resource_gone};
 pub use register::{NUL, register, without_nul};
 pub use steps::{answered, ask_once, begin, cached, end, reused};
 
-use deadpool_postgres::GenericClient;
 use replayfork_client::fork::{Fork, ForkResult, ForkState, PlanOverview};
 use replayfork_core::Digest;
 use replayfork_core::fork::DeletionPolicy;
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::{Namespace, Packs};
 
@@ -60,8 +60,8 @@ fn view(row: &tokio_postgres::Row) -> ApiResult<Fork> {
 
 /// # Errors
 /// 404 for an unknown uid.
-pub async fn get(client: &impl GenericClient, uid: Uuid) -> ApiResult<Fork> {
-    let row = client.query_opt(&format!("SELECT {COLUMNS} FROM {FROM} WHERE f.uid = $1"), &[&uid]).await?;
+pub async fn get(client: &impl Connection, uid: Uuid) -> ApiResult<Fork> {
+    let row = client.fetch_opt(&format!("SELECT {COLUMNS} FROM {FROM} WHERE f.uid = $1"), &[&uid]).await?;
     view(&row.ok_or_else(|| unknown(uid))?)
 }
 
@@ -73,11 +73,11 @@ fn unknown(uid: Uuid) -> ApiError {
 ///
 /// # Errors
 /// What the database says.
-pub async fn open_or_owned(client: &impl GenericClient) -> ApiResult<Vec<Fork>> {
+pub async fn open_or_owned(client: &impl Connection) -> ApiResult<Vec<Fork>> {
     let sql = format!(
         "SELECT {COLUMNS} FROM {FROM} WHERE f.cr_gone_at IS NULL AND (f.state <> 'terminal' OR (f.deletion_policy = 'DeleteRun' AND f.fork_rid IS NOT NULL)) ORDER BY f.registered_at"
     );
-    client.query(&sql, &[]).await?.iter().map(view).collect()
+    client.fetch(&sql, &[]).await?.iter().map(view).collect()
 }
 
 /// What a sandbox's request is checked against.
@@ -91,9 +91,9 @@ pub struct Claimed {
 ///
 /// # Errors
 /// 404; 409 where the fork is not claimed by this pod, or has ended.
-pub async fn claimed(client: &impl GenericClient, packs: &Packs, uid: Uuid, pod_uid: &str) -> ApiResult<Claimed> {
+pub async fn claimed(client: &impl Connection, packs: &Packs, uid: Uuid, pod_uid: &str) -> ApiResult<Claimed> {
     let row = client
-        .query_opt("SELECT state, pod_uid, fork_rid, source_rid, ns FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
+        .fetch_opt("SELECT state, pod_uid, fork_rid, source_rid, ns FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
         .await?
         .ok_or_else(|| unknown(uid))?;
     match row.get::<_, &str>(0) {
@@ -113,9 +113,9 @@ pub async fn claimed(client: &impl GenericClient, packs: &Packs, uid: Uuid, pod_
 ///
 /// # Errors
 /// 425 until the operator has named the pod; 409 for any other pod or number, and after the end.
-pub async fn claim(client: &impl GenericClient, uid: Uuid, pod_uid: &str, nonce: &[u8]) -> ApiResult<()> {
+pub async fn claim(client: &impl Connection, uid: Uuid, pod_uid: &str, nonce: &[u8]) -> ApiResult<()> {
     let row = client
-        .query_opt("SELECT state, pod_uid, claim FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
+        .fetch_opt("SELECT state, pod_uid, claim FROM forks WHERE uid = $1 FOR UPDATE", &[&uid])
         .await?
         .ok_or_else(|| unknown(uid))?;
     let (state, named, claim): (&str, Option<&str>, Option<&[u8]>) = (row.get(0), row.get(1), row.get(2));
@@ -128,7 +128,7 @@ pub async fn claim(client: &impl GenericClient, uid: Uuid, pod_uid: &str, nonce:
         ("claimed", _) if claim == Some(nonce) => Ok(()),
         ("claimed", _) => Err(ApiError::conflict("ForkClaimed", "the fork is already claimed; a fork runs at most once")),
         _ => {
-            client.execute("UPDATE forks SET state = 'claimed', claim = $2, claimed_at = now() WHERE uid = $1", &[&uid, &nonce]).await?;
+            client.run("UPDATE forks SET state = 'claimed', claim = $2, claimed_at = now() WHERE uid = $1", &[&uid, &nonce]).await?;
             Ok(())
         }
     }
@@ -138,14 +138,14 @@ pub async fn claim(client: &impl GenericClient, uid: Uuid, pod_uid: &str, nonce:
 ///
 /// # Errors
 /// 404; 409 once another pod is named or the fork has ended.
-pub async fn name_pod(client: &impl GenericClient, uid: Uuid, pod_uid: &str) -> ApiResult<()> {
-    let row = client.query_opt("SELECT state, pod_uid FROM forks WHERE uid = $1 FOR UPDATE", &[&uid]).await?.ok_or_else(|| unknown(uid))?;
+pub async fn name_pod(client: &impl Connection, uid: Uuid, pod_uid: &str) -> ApiResult<()> {
+    let row = client.fetch_opt("SELECT state, pod_uid FROM forks WHERE uid = $1 FOR UPDATE", &[&uid]).await?.ok_or_else(|| unknown(uid))?;
     let (state, named): (&str, Option<&str>) = (row.get(0), row.get(1));
     match (state, named) {
         (_, Some(pod)) if pod == pod_uid => Ok(()),
         // The Job may have been made anew (suspended and resumed) as long as nothing has been claimed.
         ("registered", _) => {
-            client.execute("UPDATE forks SET pod_uid = $2 WHERE uid = $1", &[&uid, &pod_uid]).await?;
+            client.run("UPDATE forks SET pod_uid = $2 WHERE uid = $1", &[&uid, &pod_uid]).await?;
             Ok(())
         }
         _ => Err(ApiError::conflict("ForkClaimed", "the fork is claimed by another pod, or has ended")),
@@ -156,9 +156,9 @@ pub async fn name_pod(client: &impl GenericClient, uid: Uuid, pod_uid: &str) -> 
 ///
 /// # Errors
 /// 404.
-pub async fn request_cancel(client: &impl GenericClient, uid: Uuid) -> ApiResult<()> {
+pub async fn request_cancel(client: &impl Connection, uid: Uuid) -> ApiResult<()> {
     client
-        .execute(
+        .run(
             "UPDATE forks SET cancel_requested_at = now() WHERE uid = $1 AND state <> 'terminal' AND cancel_requested_at IS NULL",
             &[&uid],
         )
@@ -170,9 +170,9 @@ pub async fn request_cancel(client: &impl GenericClient, uid: Uuid) -> ApiResult
 ///
 /// # Errors
 /// 404.
-pub async fn asked_to_stop(client: &impl GenericClient, uid: Uuid) -> ApiResult<(bool, bool)> {
+pub async fn asked_to_stop(client: &impl Connection, uid: Uuid) -> ApiResult<(bool, bool)> {
     let row = client
-        .query_opt("SELECT cancel_requested_at IS NOT NULL, state = 'terminal' FROM forks WHERE uid = $1", &[&uid])
+        .fetch_opt("SELECT cancel_requested_at IS NOT NULL, state = 'terminal' FROM forks WHERE uid = $1", &[&uid])
         .await?
         .ok_or_else(|| unknown(uid))?;
     Ok((row.get(0), row.get(1)))
@@ -182,9 +182,9 @@ pub async fn asked_to_stop(client: &impl GenericClient, uid: Uuid) -> ApiResult<
 ///
 /// # Errors
 /// 404.
-pub async fn spec_of(client: &impl GenericClient, uid: Uuid) -> ApiResult<(Value, Digest, i64)> {
+pub async fn spec_of(client: &impl Connection, uid: Uuid) -> ApiResult<(Value, Digest, i64)> {
     let row =
-        client.query_opt("SELECT spec, plan_digest, source_rid FROM forks WHERE uid = $1 AND source_rid IS NOT NULL", &[&uid]).await?;
+        client.fetch_opt("SELECT spec, plan_digest, source_rid FROM forks WHERE uid = $1 AND source_rid IS NOT NULL", &[&uid]).await?;
     let row = row.ok_or_else(|| unknown(uid))?;
     let digest = row.get::<_, Option<&[u8]>>(1).and_then(Digest::from_slice).ok_or_else(|| unknown(uid))?;
     Ok((row.get(0), digest, row.get(2)))
@@ -194,9 +194,9 @@ pub async fn spec_of(client: &impl GenericClient, uid: Uuid) -> ApiResult<(Value
 ///
 /// # Errors
 /// 404 otherwise.
-pub async fn check_root(client: &impl GenericClient, claimed: &Claimed, node: &Digest) -> ApiResult<()> {
+pub async fn check_root(client: &impl Connection, claimed: &Claimed, node: &Digest) -> ApiResult<()> {
     let row = client
-        .query_opt(
+        .fetch_opt(
             "SELECT 1 FROM snapshots WHERE node = $2 AND (rid = $1 OR rid IN (SELECT needs FROM run_deps WHERE rid = $1)) LIMIT 1",
             &[&claimed.fork_rid, &node.as_bytes()],
         )

@@ -1,11 +1,10 @@
 //! Registering: a spec becomes a plan, a pinned source and a run of its own, or a refusal that stands.
 
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork, Reproducibility};
 use replayfork_client::read::ForkedFrom;
 use replayfork_core::Digest;
 use replayfork_core::contract::patched_opening;
-use replayfork_core::footprint::Pattern;
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{Closing, Fidelity, Status};
 use replayfork_core::plan::{self, Mark, Plan, PlanCounts, Prepared};
@@ -16,6 +15,7 @@ use super::close::make_terminal;
 use super::steps::write_results;
 use super::{close, get};
 use crate::config::Config;
+use crate::db::Connection;
 use crate::endpoints::Endpoints;
 use crate::planning::{self, Ready, Refusal};
 use crate::problem::{ApiError, ApiResult};
@@ -47,9 +47,9 @@ pub async fn register(
     request: &RegisterFork,
     now: i64,
 ) -> ApiResult<Fork> {
-    client.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&uid.to_string()]).await?;
+    client.run("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&uid.to_string()]).await?;
     let digest = spec_digest(&request.spec);
-    if let Some(row) = client.query_opt("SELECT spec_digest FROM forks WHERE uid = $1", &[&uid]).await? {
+    if let Some(row) = client.fetch_opt("SELECT spec_digest FROM forks WHERE uid = $1", &[&uid]).await? {
         if row.get::<_, &[u8]>(0) != digest.as_bytes() {
             return Err(ApiError::conflict(
                 "SpecChanged",
@@ -57,14 +57,14 @@ pub async fn register(
             ));
         }
         let policy = deletion_policy(&request.spec);
-        client.execute("UPDATE forks SET deletion_policy = $2 WHERE uid = $1 AND deletion_policy <> $2", &[&uid, &policy]).await?;
+        client.run("UPDATE forks SET deletion_policy = $2 WHERE uid = $1 AND deletion_policy <> $2", &[&uid, &policy]).await?;
         return get(client, uid).await;
     }
     let ns = store::namespace(client, packs, &request.namespace).await?;
     let nul = without_nul(&request.spec);
     let stored = nul.as_ref().unwrap_or(&request.spec);
     client
-        .execute(
+        .run(
             "INSERT INTO forks (uid, ns, name, spec, spec_digest, deletion_policy) VALUES ($1, $2, $3, $4, $5, $6)",
             &[&uid, &ns.number, &request.name, stored, &digest.as_bytes(), &deletion_policy(&request.spec)],
         )
@@ -99,22 +99,16 @@ pub async fn register(
     create_run(client, uid, request, &found, (&ready, &fork), &plan, &overview, now).await?;
     let named = planning::named(&spec, &fork.source.inherited);
     for digest in &named {
-        client.execute("INSERT INTO fork_blobs (uid, digest) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &digest.as_bytes()]).await?;
+        client.run("INSERT INTO fork_blobs (uid, digest) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &digest.as_bytes()]).await?;
     }
     if !blobs::missing(client, found.ns.number, &named).await?.is_empty() {
         return Err(ApiError::unavailable("a content that a patch names has just expired"));
     }
-    if !plan.needs_sandbox() {
+    if !plan.sandbox {
         if !plan.check && plan.counts != (PlanCounts { reusable: plan.counts.reusable, ..PlanCounts::default() }) {
             record_without_sandbox(client, uid, &found, &spec, now).await?;
         }
-        let (reason, message) = if plan.is_empty() {
-            (CloseReason::Succeeded, "the patches change nothing that would have to run")
-        } else if plan.check {
-            (CloseReason::Blocked, "no step from the fork span on can be run again")
-        } else {
-            (CloseReason::Blocked, "every span that the patches reach is blocked")
-        };
+        let (reason, message) = CloseReason::of_plan(&plan);
         let mut end = CloseFork::new(reason, message);
         end.warnings = plan.warnings.clone();
         if plan.check {
@@ -135,7 +129,7 @@ pub fn without_nul(value: &Value) -> Option<Value> {
 }
 
 /// A fork that has no plan is terminal at once.
-async fn refuse(client: &impl GenericClient, uid: Uuid, reason: CloseReason, message: String) -> ApiResult<Fork> {
+async fn refuse(client: &impl Connection, uid: Uuid, reason: CloseReason, message: String) -> ApiResult<Fork> {
     let result = ForkResult::new(reason, message);
     make_terminal(client, uid, &result).await?;
     get(client, uid).await
@@ -150,7 +144,7 @@ fn deletion_policy(spec: &Value) -> &'static str {
 
 #[allow(clippy::too_many_arguments)]
 async fn create_run(
-    client: &impl GenericClient,
+    client: &impl Connection,
     uid: Uuid,
     request: &RegisterFork,
     found: &runs::Found,
@@ -173,7 +167,7 @@ async fn create_run(
     // A check changes nothing that a fork of it could take over.
     let inherits = if fork.check { json!(fork.source.inherited) } else { json!(fork.to_inherit()) };
     let row = client
-        .query_one(
+        .fetch_one(
             "INSERT INTO runs (id, ns, name, kind, agent, model, session, labels, environment, decided_by, started, spans, tokens, cost_usd, base_rid, forked_from, inherits)
              SELECT $2::uuid, ns, $3::text, 'fork', agent, model, session, labels, $4::jsonb, decided_by, $5::bigint, spans, tokens, cost_usd, coalesce(base_rid, rid), $6::jsonb, $7::jsonb
              FROM runs WHERE rid = $1 RETURNING rid",
@@ -182,14 +176,14 @@ async fn create_run(
         .await?;
     let fork_rid: i64 = row.get(0);
     client
-        .execute(
+        .run(
             "INSERT INTO run_deps (rid, needs) SELECT $1::bigint, $2::bigint UNION SELECT $1::bigint, needs FROM run_deps WHERE rid = $2::bigint",
             &[&fork_rid, &found.rid],
         )
         .await?;
     for snapshot in fork.patches.snapshot.values() {
         if let Some((_, rid)) = snapshots::by_content(client, found.ns.number, &snapshot.content).await? {
-            client.execute("INSERT INTO run_deps (rid, needs) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&fork_rid, &rid]).await?;
+            client.run("INSERT INTO run_deps (rid, needs) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&fork_rid, &rid]).await?;
         }
     }
     if found.base_rid.is_some() {
@@ -197,7 +191,7 @@ async fn create_run(
     }
     let plan_json = json!({"overview": overview, "plan": plan});
     client
-        .execute(
+        .run(
             "UPDATE forks SET source_rid = $2, fork_rid = $3, plan = $4, plan_digest = $5, environment = $6, planned = $7 WHERE uid = $1",
             &[&uid, &found.rid, &fork_rid, &plan_json, &plan.digest.as_bytes(), &json!(overview.environment), &ready.planned()],
         )
@@ -206,14 +200,14 @@ async fn create_run(
 }
 
 /// A fork of a fork starts with its parent's narrow rows, so that a reader reads two runs at any depth. Payloads stay the parent's.
-async fn take_over(client: &impl GenericClient, parent: i64, fork: i64) -> ApiResult<()> {
+async fn take_over(client: &impl Connection, parent: i64, fork: i64) -> ApiResult<()> {
     let columns = "span_id, ord, parent_id, rev, kind, status, verdict, fidelity, started, ended, name, model, tokens_in, tokens_out, cost_usd, \
         input_digest, blocked, pay_rid, in_segment, in_at, in_len, in_blob, out_segment, out_at, out_len, out_blob";
     client
-        .execute(&format!("INSERT INTO spans (rid, {columns}) SELECT $2::bigint, {columns} FROM spans WHERE rid = $1"), &[&parent, &fork])
+        .run(&format!("INSERT INTO spans (rid, {columns}) SELECT $2::bigint, {columns} FROM spans WHERE rid = $1"), &[&parent, &fork])
         .await?;
     client
-        .execute(
+        .run(
             "INSERT INTO snapshots (rid, span_id, edge, node, content, missing, inherited)
              SELECT $2::bigint, span_id, edge, node, content, missing, true FROM snapshots WHERE rid = $1",
             &[&parent, &fork],
@@ -238,7 +232,7 @@ async fn record_without_sandbox(client: &Transaction<'_>, uid: Uuid, found: &run
             continue;
         }
         let mut closing = Closing { verdict: record.verdict(), ..Closing::new(now, Status::Completed, None) };
-        let unknown = || fork.may_write(index).iter().map(Pattern::declared).collect();
+        let unknown = || fork.leaves_unknown(index);
         let fidelity = match planned.mark {
             None => {
                 closing.output = fork.given(index).map(|value| value.output);
@@ -258,7 +252,8 @@ async fn record_without_sandbox(client: &Transaction<'_>, uid: Uuid, found: &run
         let states = if fidelity == Fidelity::Overridden && closing.unknown.is_empty() {
             (record.snapshot_before, record.snapshot_after)
         } else {
-            (None, None)
+            // No patch changes the workspace: what was recorded before the step is there, but for what is unknown.
+            (source.state_for_patches(index).filter(|_| record.opening.sees_workspace()), None)
         };
         let end = EndSpan::new(fidelity, patched_opening(source, &fork.patches, index, now), closing);
         let end = EndSpan { snapshot_before: states.0, snapshot_after: states.1, ..end };

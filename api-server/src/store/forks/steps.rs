@@ -1,6 +1,6 @@
 //! Steps: begun before they are executed, ended with what they gave.
 
-use deadpool_postgres::{GenericClient, Transaction};
+use deadpool_postgres::{Transaction};
 use replayfork_client::fork::{BeginSpan, CachedResult, EndSpan, ModelAnswered, ReusedSnapshots};
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
@@ -8,6 +8,7 @@ use replayfork_core::model::{Fidelity, Span, Status};
 use uuid::Uuid;
 
 use super::Claimed;
+use crate::db::Connection;
 use crate::problem::{ApiError, ApiResult};
 use crate::store::payload::Writer;
 use crate::store::{Namespace, Packs, runs, snapshots, spans};
@@ -18,11 +19,11 @@ use crate::store::{Namespace, Packs, runs, snapshots, spans};
 /// 409 where the step was begun before, or the fork is not this pod's.
 pub async fn begin(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span: &Span, begin: &BeginSpan) -> ApiResult<()> {
     let inserted = client
-        .execute("INSERT INTO fork_steps (uid, span_id, state) VALUES ($1, $2, 'begun') ON CONFLICT DO NOTHING", &[&uid, &span.id])
+        .run("INSERT INTO fork_steps (uid, span_id, state) VALUES ($1, $2, 'begun') ON CONFLICT DO NOTHING", &[&uid, &span.id])
         .await?;
     if inserted == 0 {
         let state: String =
-            client.query_one("SELECT state FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?.get(0);
+            client.fetch_one("SELECT state FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?.get(0);
         if state == "ended" {
             return Err(ApiError::conflict("StepEnded", format!("span {:?} was executed already", span.id)));
         }
@@ -34,7 +35,7 @@ pub async fn begin(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span:
     insert_row(client, claimed.fork_rid, &span.id, rev, Fidelity::Reexecuted, Some(&begin.input_digest)).await?;
     spans::write_opening(client, claimed.fork_rid, &span.id, rev, span.ord, &begin.opening, &place).await?;
     let next = payloads.finish(client, &claimed.ns, claimed.fork_rid).await?;
-    client.execute("UPDATE runs SET segments = $2 WHERE rid = $1", &[&claimed.fork_rid, &next]).await?;
+    client.run("UPDATE runs SET segments = $2 WHERE rid = $1", &[&claimed.fork_rid, &next]).await?;
     Ok(())
 }
 
@@ -45,13 +46,13 @@ pub async fn begin(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span:
 pub async fn end(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span: &Span, result: &EndSpan) -> ApiResult<()> {
     if result.fidelity == Fidelity::Reexecuted {
         let updated = client
-            .query_opt(
+            .fetch_opt(
                 "UPDATE fork_steps SET state = 'ended' WHERE uid = $1 AND span_id = $2 AND state = 'begun' RETURNING 1",
                 &[&uid, &span.id],
             )
             .await?;
         if updated.is_none() {
-            let row = client.query_opt("SELECT 1 FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?;
+            let row = client.fetch_opt("SELECT 1 FROM fork_steps WHERE uid = $1 AND span_id = $2", &[&uid, &span.id]).await?;
             return row.map(drop).ok_or_else(|| ApiError::conflict("StepNotBegun", format!("span {:?} was not begun", span.id)));
         }
     }
@@ -59,7 +60,7 @@ pub async fn end(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, span: &
     leave_out(client, uid, claimed, &result.left_out, result.opening.started).await?;
     if let Some(key) = result.cache_key.filter(|_| result.fidelity == Fidelity::Reexecuted && result.closing.output.is_some()) {
         let sql = "INSERT INTO results (ns, key, rid, span_id) SELECT ns, $2::bytea, fork_rid, $3::text FROM forks WHERE uid = $1 ON CONFLICT DO NOTHING";
-        client.execute(sql, &[&uid, &key.as_bytes(), &span.id]).await?;
+        client.run(sql, &[&uid, &key.as_bytes(), &span.id]).await?;
     }
     Ok(())
 }
@@ -82,9 +83,9 @@ async fn leave_out(client: &Transaction<'_>, uid: Uuid, claimed: &Claimed, ids: 
 ///
 /// # Errors
 /// What the database says.
-pub async fn cached(client: &impl GenericClient, claimed: &Claimed, key: &Digest) -> ApiResult<Option<CachedResult>> {
+pub async fn cached(client: &impl Connection, claimed: &Claimed, key: &Digest) -> ApiResult<Option<CachedResult>> {
     let row = client
-        .query_opt(
+        .fetch_opt(
             "SELECT c.rid, c.span_id FROM results c JOIN runs r USING (rid) WHERE c.ns = $1 AND c.key = $2 AND r.state <> 'deleted' FOR SHARE OF r",
             &[&claimed.ns.number, &key.as_bytes()],
         )
@@ -95,7 +96,7 @@ pub async fn cached(client: &impl GenericClient, claimed: &Claimed, key: &Digest
     let (span, _) = spans::one(client, &found, &id).await?;
     let Some(closing) = span.closing.filter(|c| c.output.is_some()) else { return Ok(None) };
     let sql = "INSERT INTO run_deps (rid, needs) SELECT $1::bigint, $2::bigint WHERE $1::bigint <> $2::bigint ON CONFLICT DO NOTHING";
-    client.execute(sql, &[&claimed.fork_rid, &rid]).await?;
+    client.run(sql, &[&claimed.fork_rid, &rid]).await?;
     Ok(Some(CachedResult {
         closing,
         snapshot_before: span.snapshot_before,
@@ -109,18 +110,18 @@ pub async fn cached(client: &impl GenericClient, claimed: &Claimed, key: &Digest
 ///
 /// # Errors
 /// 409 where it was asked and no answer is known: it is not asked twice.
-pub async fn ask_once(client: &impl GenericClient, uid: Uuid, span: &str) -> ApiResult<Option<ModelAnswered>> {
-    let step = client.query_opt("SELECT 1 FROM fork_steps WHERE uid = $1 AND span_id = $2 AND state = 'begun'", &[&uid, &span]).await?;
+pub async fn ask_once(client: &impl Connection, uid: Uuid, span: &str) -> ApiResult<Option<ModelAnswered>> {
+    let step = client.fetch_opt("SELECT 1 FROM fork_steps WHERE uid = $1 AND span_id = $2 AND state = 'begun'", &[&uid, &span]).await?;
     if step.is_none() {
         return Err(ApiError::conflict("StepNotBegun", format!("span {span:?} was not begun")));
     }
     let first =
-        client.execute("INSERT INTO fork_answers (uid, span_id) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &span]).await? == 1;
+        client.run("INSERT INTO fork_answers (uid, span_id) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &span]).await? == 1;
     if first {
         return Ok(None);
     }
     let sql = "SELECT answer, asked_at > now() - interval '10 minutes' FROM fork_answers WHERE uid = $1 AND span_id = $2";
-    let row = client.query_one(sql, &[&uid, &span]).await?;
+    let row = client.fetch_one(sql, &[&uid, &span]).await?;
     match row.get::<_, Option<serde_json::Value>>(0) {
         Some(answer) => Ok(Some(serde_json::from_value(answer).map_err(|e| ApiError::internal(&e))?)),
         None if row.get(1) => Err(ApiError::new(
@@ -137,20 +138,20 @@ pub async fn ask_once(client: &impl GenericClient, uid: Uuid, span: &str) -> Api
 
 /// # Errors
 /// What the database says.
-pub async fn answered(client: &impl GenericClient, uid: Uuid, span: &str, answer: &ModelAnswered) -> ApiResult<()> {
+pub async fn answered(client: &impl Connection, uid: Uuid, span: &str, answer: &ModelAnswered) -> ApiResult<()> {
     client
-        .execute("UPDATE fork_answers SET answer = $3 WHERE uid = $1 AND span_id = $2", &[&uid, &span, &serde_json::json!(answer)])
+        .run("UPDATE fork_answers SET answer = $3 WHERE uid = $1 AND span_id = $2", &[&uid, &span, &serde_json::json!(answer)])
         .await?;
     Ok(())
 }
 
-async fn bump(client: &impl GenericClient, rid: i64) -> ApiResult<(i64, i32)> {
-    let row = client.query_one("UPDATE runs SET rev = rev + 1, last_at = now() WHERE rid = $1 RETURNING rev, segments", &[&rid]).await?;
+async fn bump(client: &impl Connection, rid: i64) -> ApiResult<(i64, i32)> {
+    let row = client.fetch_one("UPDATE runs SET rev = rev + 1, last_at = now() WHERE rid = $1 RETURNING rev, segments", &[&rid]).await?;
     Ok((row.get(0), row.get(1)))
 }
 
 async fn insert_row(
-    client: &impl GenericClient,
+    client: &impl Connection,
     rid: i64,
     span: &str,
     rev: i64,
@@ -158,11 +159,11 @@ async fn insert_row(
     digest: Option<&Digest>,
 ) -> ApiResult<()> {
     // A row that was taken over from the forked fork gives way.
-    if client.execute("DELETE FROM spans WHERE rid = $1 AND span_id = $2 AND pay_rid <> $1", &[&rid, &span]).await? > 0 {
-        client.execute("DELETE FROM snapshots WHERE rid = $1 AND span_id = $2 AND inherited", &[&rid, &span]).await?;
+    if client.run("DELETE FROM spans WHERE rid = $1 AND span_id = $2 AND pay_rid <> $1", &[&rid, &span]).await? > 0 {
+        client.run("DELETE FROM snapshots WHERE rid = $1 AND span_id = $2 AND inherited", &[&rid, &span]).await?;
     }
     client
-        .execute(
+        .run(
             "INSERT INTO spans (rid, span_id, rev, status, fidelity, input_digest, pay_rid) VALUES ($1, $2, $3, $4, $5, $6, $1) ON CONFLICT DO NOTHING",
             &[&rid, &span, &rev, &Status::Running.code(), &fidelity.code(), &digest.map(Digest::as_bytes)],
         )
@@ -172,7 +173,7 @@ async fn insert_row(
 
 /// Rows of the fork's own for these spans, in one revision.
 pub(super) async fn write_results(client: &Transaction<'_>, packs: &Packs, uid: Uuid, results: &[(&Span, EndSpan)]) -> ApiResult<()> {
-    let row = client.query_one("SELECT fork_rid, ns FROM forks WHERE uid = $1", &[&uid]).await?;
+    let row = client.fetch_one("SELECT fork_rid, ns FROM forks WHERE uid = $1", &[&uid]).await?;
     let (rid, ns): (i64, _) = (row.get(0), Namespace { number: row.get(1), packs: packs.clone() });
     let (rev, segments) = bump(client, rid).await?;
     let mut payloads = Writer::new(segments);
@@ -184,7 +185,7 @@ pub(super) async fn write_results(client: &Transaction<'_>, packs: &Packs, uid: 
         spans::write_closing(client, rid, &span.id, rev, &result.closing, &closing).await?;
     }
     let next = payloads.finish(client, &ns, rid).await?;
-    client.execute("UPDATE runs SET segments = $2 WHERE rid = $1", &[&rid, &next]).await?;
+    client.run("UPDATE runs SET segments = $2 WHERE rid = $1", &[&rid, &next]).await?;
     for (span, result) in results {
         put_states(client, ns.number, rid, &span.id, result.snapshot_before, result.snapshot_after).await?;
     }
@@ -192,7 +193,7 @@ pub(super) async fn write_results(client: &Transaction<'_>, packs: &Packs, uid: 
 }
 
 async fn put_states(
-    client: &impl GenericClient,
+    client: &impl Connection,
     ns: i32,
     rid: i64,
     span: &str,
@@ -209,6 +210,6 @@ async fn put_states(
 ///
 /// # Errors
 /// 409 with the blobs that must be sent first.
-pub async fn reused(client: &impl GenericClient, claimed: &Claimed, states: &ReusedSnapshots) -> ApiResult<()> {
+pub async fn reused(client: &impl Connection, claimed: &Claimed, states: &ReusedSnapshots) -> ApiResult<()> {
     put_states(client, claimed.ns.number, claimed.fork_rid, &states.span, Some(states.snapshot_before), Some(states.snapshot_after)).await
 }

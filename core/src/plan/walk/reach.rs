@@ -95,9 +95,8 @@ impl Walk<'_, '_> {
         }
         if step.traits.has(Traits::INPUTS_UNKNOWN) {
             let everything = self.paths.of(Pat::ALL);
-            // A workspace that was never recorded is no sign of a change.
-            let blocked = if everything.unknown_from.is_empty() { Level::No } else { everything.blocked };
-            let level = self.drift.max(everything.differs).max(blocked);
+            // What is unknown since the fork span has drifted; what was so before, or was never recorded, is no sign of a change.
+            let level = self.drift.max(everything.differs);
             let mut triggers = self.drifted;
             triggers.merge(everything.triggers.as_slice());
             reach.differs(level, Cause::DependencyUnknown, triggers.as_slice());
