@@ -1,6 +1,7 @@
 //! What is captured: the sources of the dependencies that rustic-rs 0.11.4 locks, for x86-64 Linux, as cargo unpacks them.
 
 use std::error::Error;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -30,6 +31,8 @@ pub fn fetch(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
         };
         run(cargo("first").current_dir(folder.join("fetch")))?;
         let package = sources(&folder.join("first"))?.join(format!("{NAME}-{VERSION}"));
+        // Whatever workspace the folder lies in, the package is none of its members.
+        writeln!(std::fs::File::options().append(true).open(package.join("Cargo.toml"))?, "\n[workspace]")?;
         run(cargo("home").arg("--locked").current_dir(package))?;
         std::fs::write(done, "")?;
     }

@@ -31,8 +31,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         return one::run(rest.first().map_or("", |w| w), rest.get(1..).unwrap_or_default());
     }
     let rounds = args.iter().find_map(|a| a.strip_prefix("--rounds=")?.parse().ok()).unwrap_or(3);
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let sources = corpus::fetch(&std::path::absolute(target)?.join("bench/snapshot"))?;
+    // This program lies in `target/release/deps`.
+    let program = std::env::current_exe()?;
+    let target = program.ancestors().nth(3).ok_or("the program lies in no target folder")?;
+    let sources = corpus::fetch(&target.join("bench/snapshot"))?;
     let disk = Disk::mount(9)?;
     let work = disk.root.join("work");
     disk::run(Command::new("cp").arg("-a").arg(&sources).arg(&work))?;
