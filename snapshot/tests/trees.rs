@@ -10,7 +10,8 @@ use std::path::Path;
 
 use place::Place;
 use proptest::prelude::*;
-use replayfork_snapshot::path_text;
+use replayfork_core::Digest;
+use replayfork_snapshot::{Kind, entry_at, path_text};
 
 /// Everything below a folder, one line an entry: type, x bit, time, target or content.
 fn list(root: &Path) -> Vec<String> {
@@ -26,7 +27,7 @@ fn list(root: &Path) -> Vec<String> {
             } else if meta.is_symlink() {
                 out.push(format!("{name} -> {:?} {time:?}", fs::read_link(&path).unwrap()));
             } else {
-                let content = replayfork_core::Digest::of(&fs::read(&path).unwrap());
+                let content = Digest::of(&fs::read(&path).unwrap());
                 out.push(format!("{name} {:o} {time:?} {content} {}", meta.mode() & 0o100, meta.len()));
             }
         }
@@ -206,6 +207,34 @@ fn a_hole_stays_one() {
     let meta = fs::metadata(place.work.join("sparse")).unwrap();
     assert_eq!(meta.len(), 64 << 20);
     assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
+}
+
+#[test]
+fn a_file_with_holes_is_the_same_as_one_with_zeros() {
+    use std::os::unix::fs::FileExt;
+    let mut place = Place::new();
+    let noise: Vec<u8> = (0..3u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    // Data before, amid and after holes that are longer and shorter than a piece; a hole at the end.
+    let parts = [(0u64, 1_500_000), (41_000_000, 700), (43_000_000, noise.len()), (90_000_001, 5)];
+    let size = 130_000_000;
+    let sparse = fs::File::create(place.work.join("sparse")).unwrap();
+    for (at, length) in parts {
+        sparse.write_all_at(&noise[..length], at).unwrap();
+    }
+    sparse.set_len(size).unwrap();
+    let mut bytes = vec![0; size as usize];
+    for (at, length) in parts {
+        bytes[at as usize..][..length].copy_from_slice(&noise[..length]);
+    }
+    fs::write(place.work.join("zeros"), &bytes).unwrap();
+    let captured = place.capture();
+    let kind = |place: &mut Place, name: &[u8]| entry_at(&mut place.nodes, &mut &place.store, &captured.node, name).unwrap().unwrap().kind;
+    let (one, other) = (kind(&mut place, b"sparse"), kind(&mut place, b"zeros"));
+    assert_eq!(one, other);
+    assert!(matches!(one, Kind::File { digest, .. } if digest == Digest::of(&bytes)));
+    place.clear();
+    place.restore(None, &captured);
+    assert!(fs::read(place.work.join("sparse")).unwrap() == bytes);
 }
 
 #[test]

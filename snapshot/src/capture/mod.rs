@@ -9,6 +9,7 @@ mod glance;
 mod keep;
 mod listing;
 mod read;
+mod split;
 mod walk;
 
 use std::collections::HashMap;

@@ -9,6 +9,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::keep::Keep;
+use super::split::Pieces;
 use crate::error::SnapshotError;
 use crate::node::Kind;
 use crate::pack::FRAME_SIZE;
@@ -16,8 +17,6 @@ use crate::stat::{Stamp, look_at, open_file};
 
 /// Files above this size are split by content.
 const SPLIT_ABOVE: u64 = 1 << 20;
-/// Chunk sizes: least, wanted, most.
-const CHUNKS: (usize, usize, usize) = (256 << 10, 1 << 20, 4 << 20);
 /// How often a file that changes while it is read is read again.
 const TRIES: usize = 3;
 
@@ -95,7 +94,7 @@ fn read_content(keep: &Keep<'_>, lane: usize, buffer: &mut Vec<u8>, file: &File,
         };
     }
     if size > SPLIT_ABOVE {
-        return split(keep, lane, file);
+        return split(keep, lane, buffer, file, size);
     }
     if buffer.len() < room {
         buffer.resize(room, 0);
@@ -122,13 +121,21 @@ fn fill(mut file: &File, place: &mut [u8], size: u64) -> std::io::Result<usize> 
     Ok(length)
 }
 
-fn split(keep: &Keep<'_>, lane: usize, file: &File) -> Result<Content, Fault> {
+fn split(keep: &Keep<'_>, lane: usize, buffer: &mut Vec<u8>, file: &File, size: u64) -> Result<Content, Fault> {
     let (mut whole, mut length, mut chunks) = (blake3::Hasher::new(), 0, Vec::new());
-    for chunk in fastcdc::v2020::StreamCDC::new(file, CHUNKS.0, CHUNKS.1, CHUNKS.2) {
-        let chunk = chunk.map_err(|e| Fault::File(e.into()))?;
-        whole.update(&chunk.data);
-        length += chunk.data.len() as u64;
-        chunks.push(keep.large(lane, &chunk.data).map_err(Fault::Store)?);
+    let (mut pieces, mut hole) = (Pieces::new(file, buffer), None);
+    // One that grows is not followed.
+    while length <= size
+        && let Some(piece) = pieces.next().map_err(Fault::File)?
+    {
+        whole.update(piece.bytes);
+        length += piece.bytes.len() as u64;
+        let digest = match hole.filter(|_| piece.is_hole) {
+            Some(digest) => digest,
+            None => keep.large(lane, piece.bytes).map_err(Fault::Store)?,
+        };
+        hole = hole.or(piece.is_hole.then_some(digest));
+        chunks.push(digest);
     }
     Ok(Content { length, digest: Digest(*whole.finalize().as_bytes()), chunks })
 }

@@ -83,13 +83,23 @@ impl Pack {
     }
 }
 
-#[derive(Default)]
+/// Bits by which most digests that no pack has are told at once.
+const BITS: usize = 1 << 20;
+
 pub(super) struct Catalog {
     packs: Vec<PathBuf>,
     names: HashSet<PathBuf>,
     /// The beginning of a digest, the pack's number, the row in its index.
     rows: BTreeSet<(u64, u32, u32)>,
+    /// Of every digest's beginning, one.
+    bits: Vec<u64>,
     open: VecDeque<(u32, Arc<Pack>)>,
+}
+
+/// Where the bit of a prefix is.
+fn bit(prefix: u64) -> (usize, u64) {
+    let place = (prefix >> 32) as usize % BITS;
+    (place / 64, 1 << (place % 64))
 }
 
 fn prefix(digest: &[u8]) -> u64 {
@@ -99,7 +109,13 @@ fn prefix(digest: &[u8]) -> u64 {
 impl Catalog {
     /// Reads the indexes of all packs of a folder. What is no whole pack has no blobs; `fsck` tells.
     pub fn read(folder: &Path) -> Result<Self, SnapshotError> {
-        let mut catalog = Self::default();
+        let mut catalog = Self {
+            packs: Vec::new(),
+            names: HashSet::new(),
+            rows: BTreeSet::new(),
+            bits: vec![0; BITS / 64],
+            open: VecDeque::new(),
+        };
         let io = |e| SnapshotError::io(folder.as_os_str().as_encoded_bytes(), e);
         for entry in fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
@@ -119,7 +135,11 @@ impl Catalog {
         if self.names.insert(path.to_owned()) {
             let number = self.packs.len() as u32;
             self.packs.push(path.to_owned());
-            self.rows.extend(prefixes.zip(0..).map(|(prefix, row)| (prefix, number, row)));
+            for (prefix, row) in prefixes.zip(0..) {
+                self.rows.insert((prefix, number, row));
+                let (word, bit) = bit(prefix);
+                self.bits[word] |= bit;
+            }
         }
     }
 
@@ -132,6 +152,10 @@ impl Catalog {
 
     pub fn candidates(&self, digest: &Digest) -> Vec<(u32, u32)> {
         let prefix = prefix(digest.as_bytes());
+        let (word, bit) = bit(prefix);
+        if self.bits[word] & bit == 0 {
+            return Vec::new();
+        }
         self.rows.range((prefix, 0, 0)..=(prefix, u32::MAX, u32::MAX)).map(|(_, pack, row)| (*pack, *row)).collect()
     }
 
