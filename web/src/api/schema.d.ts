@@ -1310,6 +1310,8 @@ export interface components {
             /** @description Nothing is patched: every step that can be is run on its recorded inputs, to see whether it gives what it gave. */
             check?: boolean;
             counts: components["schemas"]["PlanCounts"];
+            /** @description Whether a pod is needed: a step may be executed, or a patch changes the workspace. */
+            sandbox: boolean;
             /** @description Affected and overridden spans in order; an api-server lists the first 1,000. */
             spans: components["schemas"]["PlannedSpan"][];
             /**
@@ -1348,6 +1350,8 @@ export interface components {
         PlanOverview: {
             digest: components["schemas"]["Digest"];
             counts: components["schemas"]["PlanCounts"];
+            /** @description Whether a pod is needed: a step may be executed, or a patch changes the workspace. */
+            sandbox: boolean;
             /** @description At most 20. */
             blocked_spans: components["schemas"]["BlockedSpan"][];
             /** @description Resolved: image, uid, workspace root and HOME that the sandbox gets. */
