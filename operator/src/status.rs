@@ -113,9 +113,7 @@ fn conditions(builder: &mut Builder<'_>, observed: &Observed, row: &Fork) {
     let story = if succeeded { summary(row) } else { result.message.clone() };
     match row.claimed_at {
         Some(_) => builder.set("SandboxReady", "False", SANDBOX_ENDED, "the fork has ended"),
-        None if row.plan.as_ref().is_some_and(|p| p.sandbox) => {
-            builder.set("SandboxReady", "False", &reason, &result.message)
-        }
+        None if row.plan.as_ref().is_some_and(|p| p.sandbox) => builder.set("SandboxReady", "False", &reason, &result.message),
         None => builder.set("SandboxReady", "False", "NotNeeded", "nothing had to be executed"),
     }
     let ok = if succeeded { "True" } else { "False" };

@@ -7,7 +7,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use place::Place;
 use replayfork_core::footprint::Pattern;
-use replayfork_snapshot::{Blobs, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, read_file, replay_paths, restore};
+use replayfork_snapshot::{
+    Blobs, LocalStore, Nodes, diff, footprint_content, parse_pack, path_text, put_file, read_file, replay_paths, restore,
+};
 
 #[test]
 fn files_written_within_one_tick_of_the_clock_are_seen() {

@@ -24,13 +24,7 @@ const MAX_PATHS: usize = 200_000;
 ///
 /// # Errors
 /// What the database says; a tree that is broken.
-pub async fn add(
-    client: &impl Connection,
-    ns: &Namespace,
-    of_a: &ById<'_>,
-    of_b: &ById<'_>,
-    whole: &mut Diff,
-) -> ApiResult<Vec<String>> {
+pub async fn add(client: &impl Connection, ns: &Namespace, of_a: &ById<'_>, of_b: &ById<'_>, whole: &mut Diff) -> ApiResult<Vec<String>> {
     let mut trees = Trees::default();
     let mut told: HashSet<(Vec<u8>, Option<FileSide>, Option<FileSide>)> = HashSet::new();
     let (mut budget, mut read, mut paths, mut unread, mut unlooked) = (Budget::default(), 0, 0, 0, 0);

@@ -155,13 +155,8 @@ impl Ready {
             let blocked = span.blocked.into_iter().next()?;
             Some(BlockedSpan { span: span.id, name: span.name, kind: span.kind, blocked })
         });
-        let overview = PlanOverview {
-            digest: plan.digest,
-            counts: plan.counts,
-            sandbox: plan.sandbox,
-            blocked_spans: blocked.collect(),
-            environment,
-        };
+        let overview =
+            PlanOverview { digest: plan.digest, counts: plan.counts, sandbox: plan.sandbox, blocked_spans: blocked.collect(), environment };
         Ok((plan, overview))
     }
 }

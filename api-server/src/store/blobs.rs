@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use axum::http::StatusCode;
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use replayfork_core::Digest;
 use replayfork_snapshot::{
     BlobKind, Blobs, Frame, MAX_NODE_DEPTH, Node, Nodes, PackIndex, PackedBlob, SnapshotError, parse_pack, read_frame,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;

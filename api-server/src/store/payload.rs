@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use replayfork_core::Digest;
 use replayfork_snapshot::{BlobKind, PackBuilder};
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use replayfork_client::ingest::{Edge, SpanUpload};
 use replayfork_client::read::{SpanPage, SpanQuery, SpanSummary};
 use replayfork_core::Digest;
@@ -174,12 +174,7 @@ fn summary(row: &Row) -> ApiResult<SpanSummary> {
 
 /// The run's own row over its base's, in the order of the base; for a run that is no fork just its rows. With a fork's own row
 /// come start and end of the base's.
-pub(super) async fn rows(
-    client: &impl Connection,
-    found: &Found,
-    after: Option<(i64, &str)>,
-    limit: i64,
-) -> ApiResult<Vec<(Row, Times)>> {
+pub(super) async fn rows(client: &impl Connection, found: &Found, after: Option<(i64, &str)>, limit: i64) -> ApiResult<Vec<(Row, Times)>> {
     let (after_ord, after_id) = after.unwrap_or((i64::MIN, ""));
     let page = format!(
         "SELECT {NARROW} FROM spans s WHERE s.rid = $1 AND s.ord IS NOT NULL AND (s.ord, s.span_id) > ($2, $3) ORDER BY s.ord, s.span_id LIMIT $4"

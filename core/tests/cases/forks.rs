@@ -191,10 +191,8 @@ fn files_that_a_fork_before_left_unknown_are_no_change_to_whom_anything_may_be_a
     let fork = run.fork("ask", json!([output("no")])).as_run();
     // They were unknown when it ran, too.
     fork.fork("guess", json!([on("end", env("V", "1"))])).tells(&["end: will run (PatchedInput) -> ran"]).leaves_unknown(&["a"]);
-    fork.fork("make", json!([output("given")])).tells(&[
-        "make: overridden (PatchedInput) -> overridden",
-        "guess: will run (DependencyUnknown) -> ran",
-    ]);
+    fork.fork("make", json!([output("given")]))
+        .tells(&["make: overridden (PatchedInput) -> overridden", "guess: will run (DependencyUnknown) -> ran"]);
 }
 
 #[test]

@@ -74,5 +74,8 @@ fn a_file_that_no_step_sees_is_in_the_workspace_all_the_same_and_that_takes_a_po
     let fork = run.fork("two", json!([file("conf", "1")]));
     assert!(fork.plan.is_empty() && fork.plan.sandbox);
     fork.tells(&[]).has("conf", "1");
-    assert_eq!(fork.warnings(), "nothing is affected: no step from there on sees \"conf\" change; but for its workspace the fork equals its source");
+    assert_eq!(
+        fork.warnings(),
+        "nothing is affected: no step from there on sees \"conf\" change; but for its workspace the fork equals its source"
+    );
 }

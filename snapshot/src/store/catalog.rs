@@ -109,13 +109,8 @@ fn prefix(digest: &[u8]) -> u64 {
 impl Catalog {
     /// Reads the indexes of all packs of a folder. What is no whole pack has no blobs; `fsck` tells.
     pub fn read(folder: &Path) -> Result<Self, SnapshotError> {
-        let mut catalog = Self {
-            packs: Vec::new(),
-            names: HashSet::new(),
-            rows: BTreeSet::new(),
-            bits: vec![0; BITS / 64],
-            open: VecDeque::new(),
-        };
+        let mut catalog =
+            Self { packs: Vec::new(), names: HashSet::new(), rows: BTreeSet::new(), bits: vec![0; BITS / 64], open: VecDeque::new() };
         let io = |e| SnapshotError::io(folder.as_os_str().as_encoded_bytes(), e);
         for entry in fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();

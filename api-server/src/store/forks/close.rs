@@ -1,6 +1,6 @@
 //! The end of a fork: the first one stands, with counts and outcome.
 
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use replayfork_client::fork::{BlockedSpan, CloseFork, CloseReason, EndSpan, ForkResult, ForkState};
 use replayfork_client::read::RunState;
 use replayfork_core::fork::DeletionPolicy;

@@ -158,10 +158,7 @@ pub async fn name_pod(client: &impl Connection, uid: Uuid, pod_uid: &str) -> Api
 /// 404.
 pub async fn request_cancel(client: &impl Connection, uid: Uuid) -> ApiResult<()> {
     client
-        .run(
-            "UPDATE forks SET cancel_requested_at = now() WHERE uid = $1 AND state <> 'terminal' AND cancel_requested_at IS NULL",
-            &[&uid],
-        )
+        .run("UPDATE forks SET cancel_requested_at = now() WHERE uid = $1 AND state <> 'terminal' AND cancel_requested_at IS NULL", &[&uid])
         .await?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Registering: a spec becomes a plan, a pinned source and a run of its own, or a refusal that stands.
 
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use replayfork_client::fork::{CloseFork, CloseReason, EndSpan, Fork, ForkResult, PlanOverview, RegisterFork, Reproducibility};
 use replayfork_client::read::ForkedFrom;
 use replayfork_core::Digest;

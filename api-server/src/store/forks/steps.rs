@@ -1,6 +1,6 @@
 //! Steps: begun before they are executed, ended with what they gave.
 
-use deadpool_postgres::{Transaction};
+use deadpool_postgres::Transaction;
 use replayfork_client::fork::{BeginSpan, CachedResult, EndSpan, ModelAnswered, ReusedSnapshots};
 use replayfork_client::ingest::{Edge, SnapshotUpload};
 use replayfork_core::Digest;
@@ -115,8 +115,7 @@ pub async fn ask_once(client: &impl Connection, uid: Uuid, span: &str) -> ApiRes
     if step.is_none() {
         return Err(ApiError::conflict("StepNotBegun", format!("span {span:?} was not begun")));
     }
-    let first =
-        client.run("INSERT INTO fork_answers (uid, span_id) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &span]).await? == 1;
+    let first = client.run("INSERT INTO fork_answers (uid, span_id) VALUES ($1, $2) ON CONFLICT DO NOTHING", &[&uid, &span]).await? == 1;
     if first {
         return Ok(None);
     }
@@ -139,9 +138,7 @@ pub async fn ask_once(client: &impl Connection, uid: Uuid, span: &str) -> ApiRes
 /// # Errors
 /// What the database says.
 pub async fn answered(client: &impl Connection, uid: Uuid, span: &str, answer: &ModelAnswered) -> ApiResult<()> {
-    client
-        .run("UPDATE fork_answers SET answer = $3 WHERE uid = $1 AND span_id = $2", &[&uid, &span, &serde_json::json!(answer)])
-        .await?;
+    client.run("UPDATE fork_answers SET answer = $3 WHERE uid = $1 AND span_id = $2", &[&uid, &span, &serde_json::json!(answer)]).await?;
     Ok(())
 }
 
