@@ -11,6 +11,7 @@ use crate::{Scenario, scenarios};
 
 pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_file_patch_is_seen_by_the_span_and_by_those_after_it,
+    e2e_file_that_no_step_reads_is_in_the_workspace_of_the_fork,
     e2e_large_content_is_uploaded_and_named_by_its_digest,
     e2e_snapshot_patch_starts_a_span_from_another_workspace,
     e2e_fork_of_a_fork_keeps_what_its_parent_changed,
@@ -52,6 +53,24 @@ fn e2e_file_patch_is_seen_by_the_span_and_by_those_after_it(place: &Place) -> Re
     let executable = place.world.sql(&format!("SELECT 1 FROM snapshots WHERE content = decode('{}', 'hex') LIMIT 1", recorded.content))?;
     ensure!(executable == "1" && (lint.contains("-rw-r--r--") || lint.contains("-rwxr-xr-x")), "lint saw {lint:?}");
     ensure!(fork.file_after("lint", "run_tests.py")? == "print('none')\n");
+    Ok(())
+}
+
+fn e2e_file_that_no_step_reads_is_in_the_workspace_of_the_fork(place: &Place) -> Result<()> {
+    place.record()?;
+    let file = json!([{"type": "FileContentOverride", "files": [{"path": "NOTES.md", "content": "read me\n"}]}]);
+    let notes = manifest("notes", AGENT, "lint", file, json!({}));
+    let plan = place.plan(&notes)?;
+    ensure!(plan.is_empty() && plan.sandbox, "{plan:#?}");
+    let fork = place.fork(&notes)?;
+    fork.succeeds()?;
+    ensure!(fork.file_after("lint", "NOTES.md")? == "read me\n");
+    // Nothing ran, and a fork of the fork begins with the file.
+    ensure!(fork.rows()?.iter().all(|row| row.fidelity != Fidelity::Reexecuted), "{:?}", fork.lines()?);
+    let patches = json!([script("lint", "cat NOTES.md")]);
+    let again = place.fork(&manifest("notes-again", &fork.run()?, "lint", patches, json!({})))?;
+    again.succeeds()?;
+    ensure!(said(&again, "lint")? == "read me\n");
     Ok(())
 }
 
