@@ -223,4 +223,28 @@ pub const MUTATIONS: &[Mutation] = &[
         "gap.iter().find(|p| self.touched.contains(*p))",
         "gap.iter().find(|p| self.touched.contains(*p) && p.is_empty())",
     ),
+    rule(
+        "only a blocked step keeps its workspace",
+        "what came between steps is told by the workspace that a step which was passed over would have seen",
+        Cases,
+        "source.rs",
+        "c.status == Status::Blocked || !c.unknown.is_empty()",
+        "c.status == Status::Blocked",
+    ),
+    rule(
+        "unknown before the fork is a change",
+        "reused only while every output and the workspace since the fork span are as recorded",
+        Cases,
+        "plan/walk/reach.rs",
+        "let level = self.drift.max(everything.differs);",
+        "let level = self.drift.max(everything.differs).max(everything.blocked);",
+    ),
+    rule(
+        "a file that nobody reads is left out",
+        "file patches change the workspace at their target, whatever its kind and whether or not it runs",
+        Cases,
+        "plan/outline.rs",
+        "sandbox: self.counts.may_be_run() > 0 || changes_workspace(view),",
+        "sandbox: self.counts.may_be_run() > 0,",
+    ),
 ];
