@@ -1,17 +1,14 @@
 //! The HTTP client.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use replayfork_core::Digest;
 use reqwest::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Problem;
-use crate::ingest::PackStored;
 
 /// Where a token comes from. A file is read anew for every request, since kubelet replaces projected tokens.
 #[derive(Clone)]
@@ -102,10 +99,6 @@ impl ClientError {
 
 /// Word for programs of an answer that lists blobs which must be sent first.
 pub const BLOBS_MISSING: &str = "BlobsMissing";
-/// How often what a request names is sent; it may be collected again meanwhile.
-const TRIES: usize = 5;
-/// Packs of one upload that are sent anew at most, each as often as it is refused.
-const MOST_PACKS: usize = 100_000;
 
 /// A client of one api-server. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -211,55 +204,6 @@ impl ApiClient {
         let (url, request) = self.request(Method::PUT, path)?;
         let (url, response) = Self::send(url, request.header("content-type", "application/octet-stream").body(body)).await?;
         Self::json(url, response).await
-    }
-
-    /// Sends a request; where it is refused for blobs that the store lacks, first the packs that hold these, then the request again.
-    /// Whoever uploads must be ready for that: what nothing names yet may be collected before it is named.
-    ///
-    /// `packs`: where packs are sent to. `pack_of`: the file of the pack that holds a blob.
-    pub async fn with_blobs<T, F: Future<Output = Result<T, ClientError>>>(
-        &self,
-        packs: &str,
-        pack_of: impl Fn(&Digest) -> Option<PathBuf>,
-        request: impl Fn() -> F,
-    ) -> Result<T, ClientError> {
-        for _ in 0..TRIES {
-            match request().await {
-                Err(ClientError::Problem(problem)) if problem.reason == BLOBS_MISSING => self.send_packs(packs, &pack_of, problem).await?,
-                other => return other,
-            }
-        }
-        request().await
-    }
-
-    /// A pack that is refused for what it names comes after the packs that hold that.
-    async fn send_packs(
-        &self,
-        to: &str,
-        pack_of: &impl Fn(&Digest) -> Option<PathBuf>,
-        mut refused: Box<Problem>,
-    ) -> Result<(), ClientError> {
-        let mut open: Vec<PathBuf> = Vec::new();
-        for _ in 0..MOST_PACKS {
-            let before: Vec<PathBuf> = refused.missing.iter().filter_map(pack_of).filter(|pack| open.last() != Some(pack)).collect();
-            if before.is_empty() {
-                break;
-            }
-            open.extend(before);
-            loop {
-                let Some(pack) = open.last().cloned() else { return Ok(()) };
-                let bytes = std::fs::read(&pack).map_err(|source| ClientError::Pack { path: pack.clone(), source })?;
-                match self.put_bytes::<PackStored>(to, bytes.into()).await {
-                    Ok(_) => open.retain(|other| *other != pack),
-                    Err(ClientError::Problem(problem)) if problem.reason == BLOBS_MISSING => {
-                        refused = problem;
-                        break;
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        Err(ClientError::Problem(refused))
     }
 
     pub async fn delete(&self, path: &str) -> Result<(), ClientError> {

@@ -6,11 +6,13 @@ pub mod check;
 pub mod fork;
 mod http;
 pub mod ingest;
+mod packs;
 pub mod read;
 pub mod run_id;
 
 pub use bytes::Bytes;
 pub use http::{ApiClient, BLOBS_MISSING, ClientError, Reach, Token};
+pub use packs::{Pack, PackRoutes};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -108,14 +108,18 @@ impl Spool {
         Ok(())
     }
 
-    /// The oldest item; waits until there is one.
-    pub async fn first(&self) -> (u64, io::Result<Item>) {
+    /// The oldest item, and the one after it where both are packs; waits until there is one.
+    pub async fn first(&self) -> Vec<(u64, io::Result<Item>)> {
         loop {
             let added = self.added.notified();
-            let first = self.state().waiting.front().copied();
-            if let Some(number) = first {
-                let read = fs::read(self.file(number)).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
-                return (number, read);
+            let first: Vec<u64> = self.state().waiting.iter().take(2).copied().collect();
+            if !first.is_empty() {
+                let read = |number: u64| fs::read(self.file(number)).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+                let mut items: Vec<_> = first.into_iter().map(|number| (number, read(number))).collect();
+                if !items.iter().all(|(_, item)| matches!(item, Ok(Item::Pack { .. }))) {
+                    items.truncate(1);
+                }
+                return items;
             }
             added.await;
         }
@@ -150,6 +154,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_packs_come_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let spool = Spool::open(folder.path()).unwrap();
+        let snapshots = Item::Snapshots { run: Uuid::nil(), snapshots: vec![] };
+        for item in [&pack("a"), &pack("b"), &pack("c"), &snapshots, &pack("d")] {
+            spool.add(item).unwrap();
+        }
+        let mut together = Vec::new();
+        while spool.len() > 0 {
+            let items = spool.first().await;
+            together.push(items.len());
+            items.iter().for_each(|(number, _)| spool.done(*number));
+        }
+        assert_eq!(together, [2, 1, 1, 1]);
+    }
+
+    #[tokio::test]
     async fn what_was_taken_comes_back_in_order_after_a_crash() {
         let folder = tempfile::tempdir().unwrap();
         let spool = Spool::open(folder.path()).unwrap();
@@ -159,12 +180,15 @@ mod tests {
         fs::write(folder.path().join("queue/000000000003.tmp"), "{\"half").unwrap();
         drop(spool);
         let again = Spool::open(folder.path()).unwrap();
-        for name in ["a", "b", "c"] {
-            let (number, item) = again.first().await;
-            assert!(matches!(item.unwrap(), Item::Pack { file } if file == name));
-            again.done(number);
+        let mut found = Vec::new();
+        while again.len() > 0 {
+            for (number, item) in again.first().await {
+                let Item::Pack { file } = item.unwrap() else { panic!("it was a pack") };
+                found.push(file);
+                again.done(number);
+            }
         }
-        assert_eq!(again.len(), 0);
+        assert_eq!(found, ["a", "b", "c"]);
         again.add(&pack("d")).unwrap();
         assert_eq!(Spool::open(folder.path()).unwrap().len(), 1);
     }

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use replayfork_client::ingest::{HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated, SnapshotBatch, SpanBatch};
-use replayfork_client::{ApiClient, Bytes, ClientError};
+use replayfork_client::ingest::{Ingested, RunCreated, SnapshotBatch, SpanBatch};
+use replayfork_client::{ApiClient, ClientError, Pack, PackRoutes};
 use replayfork_core::Digest;
 use replayfork_snapshot::{LocalStore, parse_pack};
 use tokio::sync::oneshot;
@@ -14,6 +15,7 @@ use uuid::Uuid;
 
 use crate::spool::{Item, Spool};
 
+const HAVE: &str = "/v1/blobs/have";
 const PACKS: &str = "/v1/packs";
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -53,30 +55,43 @@ impl Uploader {
     pub async fn run(self) {
         let mut pause = FIRST_PAUSE;
         loop {
-            let (number, item) = self.spool.first().await;
-            let item = match item {
-                Ok(item) => item,
-                Err(error) => {
-                    tracing::error!(%error, number, "a spooled item can't be read; it is set aside");
-                    self.spool.reject(number);
-                    continue;
-                }
-            };
-            match self.send(&item).await {
-                Ok(()) => {
-                    self.spool.done(number);
-                    pause = FIRST_PAUSE;
-                }
-                Err(error) if error.is_transient() || error.status() == Some(401) || error.status() == Some(403) => {
-                    tracing::warn!("not sent, trying again in {} ms: {error}", pause.as_millis());
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-                Err(error) => {
-                    tracing::error!(number, "the api-server never takes this; it is set aside in the spool: {error}");
-                    self.spool.reject(number);
+            let mut items = Vec::new();
+            for (number, item) in self.spool.first().await {
+                match item {
+                    Ok(item) => items.push((number, item)),
+                    Err(error) => {
+                        tracing::error!(%error, number, "a spooled item can't be read; it is set aside");
+                        self.spool.reject(number);
+                    }
                 }
             }
+            for ((number, _), sent) in items.iter().zip(self.send_all(&items).await) {
+                match sent {
+                    Ok(()) => {
+                        self.spool.done(*number);
+                        pause = FIRST_PAUSE;
+                    }
+                    Err(error) if error.is_transient() || error.status() == Some(401) || error.status() == Some(403) => {
+                        tracing::warn!("not sent, trying again in {} ms: {error}", pause.as_millis());
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(LONGEST_PAUSE);
+                    }
+                    Err(error) => {
+                        tracing::error!(number, "the api-server never takes this; it is set aside in the spool: {error}");
+                        self.spool.reject(*number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends items in order, until one fails; packs that follow each other together.
+    async fn send_all(&self, items: &[(u64, Item)]) -> Vec<Result<(), ClientError>> {
+        let packs = items.iter().map_while(|(_, item)| if let Item::Pack { file } = item { Some(file.as_str()) } else { None });
+        match (packs.collect::<Vec<_>>(), items) {
+            (packs, _) if packs.len() > 1 => self.offer(&packs).await,
+            (_, [(_, first), ..]) => vec![self.send(first).await],
+            (_, []) => Vec::new(),
         }
     }
 
@@ -113,11 +128,11 @@ impl Uploader {
                 let batch = SpanBatch { spans: spans.clone() };
                 let _: Ingested = self.client.post(&format!("/v1/runs/{run}/spans"), &batch).await?;
             }
-            Item::Pack { file } => self.send_pack(file).await?,
+            Item::Pack { file } => return self.offer(&[file]).await.pop().unwrap_or(Ok(())),
             Item::Snapshots { run, snapshots } => {
                 let batch = SnapshotBatch { snapshots: snapshots.clone() };
                 let path = format!("/v1/runs/{run}/snapshots");
-                let _: Ingested = self.with_blobs(|| self.client.post(&path, &batch)).await?;
+                let _: Ingested = self.client.with_blobs(PACKS, self.pack_of(), || self.client.post(&path, &batch)).await?;
             }
             Item::Finish { run, finish } => {
                 let _: Ingested = self.client.post(&format!("/v1/runs/{run}/finish"), finish).await?;
@@ -128,25 +143,26 @@ impl Uploader {
         Ok(())
     }
 
-    async fn send_pack(&self, file: &str) -> Result<(), ClientError> {
-        let Ok(bytes) = tokio::fs::read(self.spool.packs().join(file)).await else {
-            tracing::error!(file, "a pack is gone from the spool");
-            return Ok(());
-        };
-        let digests: Vec<Digest> = parse_pack(&bytes).map(|p| p.blobs.iter().map(|b| b.digest).collect()).unwrap_or_default();
-        let answer: MissingBlobs = self.client.post("/v1/blobs/have", &HaveBlobs { digests }).await?;
-        if !answer.missing.is_empty() {
-            let bytes = Bytes::from(bytes);
-            let _: PackStored = self.with_blobs(|| self.client.put_bytes(PACKS, bytes.clone())).await?;
+    async fn offer(&self, files: &[&str]) -> Vec<Result<(), ClientError>> {
+        let mut packs = Vec::new();
+        for file in files {
+            let bytes = tokio::fs::read(self.spool.packs().join(file)).await.unwrap_or_else(|error| {
+                tracing::error!(file, %error, "a pack can't be read from the spool");
+                Vec::new()
+            });
+            // What is no pack has no blobs, and is not sent.
+            let index = parse_pack(&bytes).ok();
+            let digests = index.iter().flat_map(|index| index.digests()).collect();
+            let has_directories = index.as_ref().is_some_and(|index| index.has_directories());
+            packs.push(Pack { digests, has_directories, bytes: bytes.into() });
         }
-        Ok(())
+        self.client.offer(&PackRoutes { have: HAVE.into(), packs: PACKS.into() }, &packs, self.pack_of()).await
     }
 
-    /// A request that names blobs, with those that the server turns out to lack: it collects what nothing names, and a recorder that
-    /// was killed may have stored a pack and not said so.
-    async fn with_blobs<T, F: Future<Output = Result<T, ClientError>>>(&self, request: impl Fn() -> F) -> Result<T, ClientError> {
+    /// The file of the pack that holds a blob: the server collects what nothing names, and a recorder that was killed may have stored
+    /// a pack and not said so.
+    fn pack_of(&self) -> impl Fn(&Digest) -> Option<PathBuf> {
         let store = OnceLock::new();
-        let pack_of = |digest: &Digest| store.get_or_init(|| LocalStore::open(&self.spool.packs()).ok()).as_ref()?.pack_of(digest);
-        self.client.with_blobs(PACKS, pack_of, request).await
+        move |digest| store.get_or_init(|| LocalStore::open(&self.spool.packs()).ok()).as_ref()?.pack_of(digest)
     }
 }

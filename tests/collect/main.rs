@@ -184,7 +184,7 @@ impl Writer {
         let mut client = self.pool.get().await.map_err(|e| ApiError::internal(&e))?;
         if !wanted.is_empty() {
             let tx = client.transaction().await?;
-            blobs::put_pack(&tx, &self.ns, &tree.pack(wanted)).await?;
+            blobs::put_pack(&tx, &self.ns, &blobs::Verified::of(tree.pack(wanted))?).await?;
             dawdle(&tx, &mut self.choices).await.map_err(|e| ApiError::internal(&e))?;
             tx.commit().await?;
         }
@@ -384,11 +384,11 @@ async fn a_transaction_that_began_before_keeps_what_it_builds_on() -> Result<()>
     let folders: Vec<Digest> = tree.blobs.keys().copied().filter(|d| !files.contains(d)).collect();
     let mut client = pool.get().await?;
     let tx = client.transaction().await?;
-    blobs::put_pack(&tx, &ns, &tree.pack(&files)).await.map_err(said)?;
+    blobs::put_pack(&tx, &ns, &blobs::Verified::of(tree.pack(&files)).map_err(said)?).await.map_err(said)?;
     tx.commit().await?;
     let rid = create(&client, ns.number).await?.1;
     let tx = client.transaction().await?;
-    blobs::put_pack(&tx, &ns, &tree.pack(&folders)).await.map_err(said)?;
+    blobs::put_pack(&tx, &ns, &blobs::Verified::of(tree.pack(&folders)).map_err(said)?).await.map_err(said)?;
     snapshots::put(&tx, ns.number, rid, &[state(&tree)?]).await.map_err(said)?;
     let mut collector = pool.get().await?;
     // It waits for the open transaction, and gives up.
@@ -427,7 +427,7 @@ async fn mostly_dead(store: Store, objects: u64) -> Result<()> {
     let mut pack = PackBuilder::default();
     contents.iter().for_each(|bytes| pack.add(Digest::of(bytes), BlobKind::Data, bytes));
     let tx = client.transaction().await?;
-    blobs::put_pack(&tx, &ns, &pack.finish()).await.map_err(said)?;
+    blobs::put_pack(&tx, &ns, &blobs::Verified::of(pack.finish()).map_err(said)?).await.map_err(said)?;
     let kept = uploads::put(&tx, &ns, &contents[7]).await.map_err(said)?;
     tx.commit().await?;
     let before: i64 = client.query_one("SELECT sum(size) FROM packs", &[]).await?.get(0);

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::Body;
 use crate::auth::{Caller, Right};
-use crate::problem::ApiResult;
+use crate::problem::{ApiError, ApiResult};
 use crate::state::{App, begin, now};
 use crate::store::{self, Namespace, blobs, runs, snapshots, spans};
 
@@ -142,20 +142,30 @@ pub async fn have(State(app): State<App>, caller: Caller, Body(request): Body<Ha
 /// Send a pack of blobs.
 #[utoipa::path(put, path = "/v1/packs", tag = "ingest", request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses((status = 200, body = PackStored), (status = 409, description = "Blobs are missing", body = replayfork_client::Problem)))]
 pub async fn put_pack(State(app): State<App>, caller: Caller, body: Bytes) -> ApiResult<(StatusCode, Json<PackStored>)> {
+    app.allowed(&caller, Right::CreateRuns, None).await?;
+    let pack = verified(body).await?;
     let mut db = app.db().await?;
     let (tx, ns) = change(&app, &caller, &mut db).await?;
-    let stored = store_pack(&app, tx, &ns, &body).await?;
+    let stored = store_pack(&app, tx, &ns, &pack).await?;
     Ok((StatusCode::OK, Json(stored)))
+}
+
+/// A pack from a caller that may send one, verified where it holds up no other request, nor a connection of the database.
+///
+/// # Errors
+/// As [`blobs::Verified::of`].
+pub async fn verified(body: Bytes) -> ApiResult<blobs::Verified<Bytes>> {
+    tokio::task::spawn_blocking(|| blobs::Verified::of(body)).await.map_err(|e| ApiError::internal(&e))?
 }
 
 /// Stores a pack in a transaction of its own.
 ///
 /// # Errors
 /// As [`blobs::put_pack`].
-pub async fn store_pack(app: &App, tx: Transaction<'_>, ns: &Namespace, body: &[u8]) -> ApiResult<PackStored> {
-    let (stored, known) = blobs::put_pack(&tx, ns, body).await?;
+pub async fn store_pack(app: &App, tx: Transaction<'_>, ns: &Namespace, pack: &blobs::Verified<Bytes>) -> ApiResult<PackStored> {
+    let (stored, known) = blobs::put_pack(&tx, ns, pack).await?;
     tx.commit().await?;
-    app.metrics.blob_bytes.inc_by(body.len() as u64);
+    app.metrics.blob_bytes.inc_by(pack.bytes().len() as u64);
     app.metrics.blobs_stored.inc_by(stored as u64);
     app.metrics.blobs_deduplicated.inc_by(known as u64);
     Ok(PackStored { stored, known })

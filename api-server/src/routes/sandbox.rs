@@ -24,7 +24,7 @@ use utoipa::IntoParams;
 use uuid::Uuid;
 
 use super::Body;
-use super::ingest::store_pack;
+use super::ingest::{store_pack, verified};
 use crate::auth::Caller;
 use crate::db::Connection;
 use crate::planning;
@@ -271,9 +271,12 @@ pub async fn have(
 /// Send a pack of blobs.
 #[utoipa::path(put, path = "/sandbox/v1/forks/{uid}/packs", tag = "sandbox", params(("uid" = Uuid, Path)), request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses((status = 200, body = PackStored)))]
 pub async fn put_pack(State(app): State<App>, Path(uid): Path<Uuid>, headers: HeaderMap, body: Bytes) -> ApiResult<Json<PackStored>> {
-    let (mut db, claimed) = claimed(&app, &headers, uid).await?;
+    let (db, claimed) = claimed(&app, &headers, uid).await?;
+    drop(db);
+    let pack = verified(body).await?;
+    let mut db = app.db().await?;
     let tx = begin_tx(&mut db).await?;
-    Ok(Json(store_pack(&app, tx, &claimed.ns, &body).await?))
+    Ok(Json(store_pack(&app, tx, &claimed.ns, &pack).await?))
 }
 
 async fn source_span(db: &impl Connection, claimed: &forks::Claimed, id: &str) -> ApiResult<Span> {

@@ -33,25 +33,45 @@ pub async fn missing(client: &impl Connection, ns: i32, digests: &[Digest]) -> A
     Ok(digests.iter().copied().filter(|d| !have.contains(d)).collect())
 }
 
-/// Stores a pack whose every blob has been verified, with all that its directories' nodes name already there or in it.
-/// Returns how many blobs were new, and how many known.
+/// A pack whose every blob has been verified.
+pub struct Verified<B> {
+    bytes: B,
+    /// What its directories name, and it has not.
+    named: Vec<Digest>,
+}
+
+impl<B: AsRef<[u8]>> Verified<B> {
+    /// Verifies a pack; some 30 ms of work where it is full.
+    ///
+    /// # Errors
+    /// A hostile pack, or a blob that is not what its digest says.
+    pub fn of(bytes: B) -> ApiResult<Self> {
+        let (mut inside, mut named) = (HashSet::new(), Vec::new());
+        parse_pack(bytes.as_ref()).map_err(SnapshotError::from)?.each::<ApiError>(|blob, content| {
+            inside.insert(blob.digest);
+            if blob.kind == BlobKind::Directory {
+                named.extend(Node::decode(content).map_err(SnapshotError::from)?.blobs());
+            }
+            Ok(())
+        })?;
+        named.retain(|d| !inside.contains(d));
+        named.sort_unstable();
+        named.dedup();
+        Ok(Self { bytes, named })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+}
+
+/// Stores a pack; all that its directories' nodes name must be there already, or in it. Returns how many blobs were new, and how many
+/// known.
 ///
 /// # Errors
-/// A hostile pack, a blob that is not what its digest says; 409 with what must be sent first.
-pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> ApiResult<(i64, i64)> {
-    let pack = parse_pack(bytes).map_err(SnapshotError::from)?;
-    let mut inside = HashSet::new();
-    let mut named = Vec::new();
-    pack.each::<ApiError>(|blob, content| {
-        inside.insert(blob.digest);
-        if blob.kind == BlobKind::Directory {
-            named.extend(Node::decode(content).map_err(SnapshotError::from)?.blobs());
-        }
-        Ok(())
-    })?;
-    named.retain(|d| !inside.contains(d));
-    named.sort_unstable();
-    named.dedup();
+/// 409 with what must be sent first.
+pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, verified: &Verified<impl AsRef<[u8]>>) -> ApiResult<(i64, i64)> {
+    let pack = parse_pack(verified.bytes()).map_err(SnapshotError::from)?;
     let columns = Columns::of(&pack);
     let id = ns.packs.put(tx, ns.number, pack.frames).await?;
     // Sorted, so that two uploads of the same blobs lock them in the same order.
@@ -69,7 +89,7 @@ pub async fn put_pack(tx: &Transaction<'_>, ns: &Namespace, bytes: &[u8]) -> Api
         )
         .await? as i64;
     // Only now, when whoever collects blobs waits for this transaction: see `collect`.
-    let absent = missing(tx, ns.number, &named).await?;
+    let absent = missing(tx, ns.number, &verified.named).await?;
     if !absent.is_empty() {
         return Err(ApiError::missing(absent));
     }

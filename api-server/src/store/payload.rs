@@ -78,7 +78,7 @@ impl Writer {
             .await?;
         }
         if !self.blobs.is_empty() {
-            blobs::put_pack(tx, ns, &self.blobs.finish()).await?;
+            blobs::put_pack(tx, ns, &blobs::Verified::of(self.blobs.finish())?).await?;
         }
         Ok(self.next)
     }

@@ -22,7 +22,7 @@ pub async fn put(tx: &Transaction<'_>, ns: &Namespace, content: &[u8]) -> ApiRes
     if !blobs::missing(tx, ns.number, &[digest]).await?.is_empty() {
         let mut pack = PackBuilder::default();
         pack.add(digest, BlobKind::Data, content);
-        blobs::put_pack(tx, ns, &pack.finish()).await?;
+        blobs::put_pack(tx, ns, &blobs::Verified::of(pack.finish())?).await?;
     }
     Ok(digest)
 }

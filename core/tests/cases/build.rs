@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use replayfork_core::contract::{Contract, action};
+use replayfork_core::contract::{Action, Contract, action};
 use replayfork_core::fork::ForkSpec;
 use replayfork_core::model::{
     Binding, Closing, Executor, Inputs, Opening, Output, ReplayPolicy, RunEnvironment, Shell, Span, SpanKind, Status, Verdict,
@@ -14,7 +14,7 @@ use replayfork_core::source::{Facts, Source};
 use serde_json::{Value, json};
 
 use crate::common::facts::{self, facts};
-use crate::common::files::{Entry, Reach, States};
+use crate::common::files::{Entry, Files, Reach, States};
 use crate::common::product::{Cache, End, Physics, Ran, World, replayed, value};
 use crate::common::recorder::Recorder;
 use crate::common::shell::Toy;
@@ -295,13 +295,32 @@ impl Recorded {
     }
 
     pub fn fork_cached(&self, span: &str, patches: Value, more: Value, cache: &mut Cache) -> Fork {
-        let spec = spec(span, patches, more);
-        let source = self.source().with_facts(self.facts(&spec).unwrap_or_else(|e| panic!("{e}")));
+        self.carried_out(&spec(span, patches, more), cache, &mut Toy::new(TODAY))
+    }
+
+    /// A fork in whose workspace something that is no step writes a file after each command.
+    pub fn fork_meddled_with(&self, span: &str, patches: Value, path: &str) -> Fork {
+        struct Meddler(Toy, String);
+        impl Physics for Meddler {
+            fn perform(&mut self, action: &Action, reach: &Reach<'_>, files: &Files) -> (Status, Option<Output>, Files) {
+                self.0.perform(action, reach, files)
+            }
+
+            fn meddle(&mut self, files: &mut Files) {
+                files.insert(self.1.clone(), Entry::file("meddled with"));
+            }
+        }
+        let mut meddler = Meddler(Toy::new(TODAY), path.to_owned());
+        self.carried_out(&spec(span, patches, json!({})), &mut Cache::new(), &mut meddler)
+    }
+
+    fn carried_out(&self, spec: &ForkSpec, cache: &mut Cache, physics: &mut dyn Physics) -> Fork {
+        let source = self.source().with_facts(self.facts(spec).unwrap_or_else(|e| panic!("{e}")));
         let contents = Contents::default();
-        let fork = Prepared::new(&source, &contents, &spec).unwrap_or_else(|e| panic!("{e}"));
+        let fork = Prepared::new(&source, &contents, spec).unwrap_or_else(|e| panic!("{e}"));
         let plan = plan::of(&fork);
         let paths = self.states.paths();
-        let world = World { states: &self.states, paths: &paths, cache, physics: &mut Toy::new(TODAY) };
+        let world = World { states: &self.states, paths: &paths, cache, physics };
         let result = replayed(&fork, world);
         let inherited = fork.to_inherit();
         Fork { plan, run: self.clone(), inherited, result }

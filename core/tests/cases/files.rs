@@ -246,3 +246,17 @@ fn what_changed_between_two_steps_happens_again_and_is_told_where_it_meets_the_f
     fork.tells(&["make: will run (PatchedInput) -> ran"]).has("conf", "between").has("other", "1");
     assert!(fork.warnings().contains("\"conf\" was changed outside of any span before \"use\""), "{}", fork.warnings());
 }
+
+#[test]
+fn a_step_that_nothing_reaches_must_find_its_files_as_recorded() {
+    let run = run(&[("seen", "0")])
+        .step("make", sh("echo $V > made").env("V", "0").sees(&[], &["made"]))
+        .step("look", sh("cat seen").sees(&["seen"], &[]))
+        .recorded();
+    let meddled = run.fork_meddled_with("make", json!([env("V", "1")]), "seen");
+    assert_eq!(
+        meddled.ended(),
+        "span \"look\" should see seen as recorded, and it is not; a span before it wrote outside of what it declared"
+    );
+    assert_eq!(run.fork_meddled_with("make", json!([env("V", "1")]), "unseen").ended(), "it did not end early");
+}

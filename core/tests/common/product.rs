@@ -21,6 +21,9 @@ pub type Cache = BTreeMap<Digest, (Status, Output, Changes)>;
 /// What commands do. Gives how the step ended, and the files after it.
 pub trait Physics {
     fn perform(&mut self, action: &Action, reach: &Reach<'_>, files: &Files) -> (Status, Option<Output>, Files);
+
+    /// What changes files once a step has ended, and is no step.
+    fn meddle(&mut self, _files: &mut Files) {}
 }
 
 /// What a fork runs in.
@@ -304,17 +307,19 @@ impl Driver<'_, '_> {
         let writes = changed(&self.memory.files, &files);
         let paths: Vec<_> = writes.keys().cloned().collect();
         self.memory.files = files;
+        self.world.physics.meddle(&mut self.memory.files);
+        let undeclared = execution.undeclared(&paths).filter(|_| !fork.check);
+        if let (Some(key), Some(output), None) = (execution.cache_key, &output, undeclared) {
+            self.world.cache.insert(key, (status, output.clone(), writes));
+        }
         if fork.check {
             let Ok(reproduced) = self.replay.reproduced(n, status, output.as_ref(), &mut self.memory);
             return (Became::Reproduced(reproduced), output);
         }
-        if let Some(path) = execution.undeclared(&paths) {
+        if let Some(path) = undeclared {
             let span = fork.source.spans[n].opening.name.clone();
             self.ran.early = Some(Early::UndeclaredWrite { span, path: path.to_owned() });
             return (Became::Executed, output);
-        }
-        if let (Some(key), Some(output)) = (execution.cache_key, &output) {
-            self.world.cache.insert(key, (status, output.clone(), writes));
         }
         if let Action::WriteFile { path, .. } = &execution.action {
             self.end.unknown.remove(path);

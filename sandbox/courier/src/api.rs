@@ -7,8 +7,7 @@ use std::time::Duration;
 use replayfork_client::fork::{
     AskModel, BeginSpan, Bundle, CachedResult, ClaimFork, CloseFork, EndSpan, Fork, ForkResult, ModelAnswered, ReusedSnapshots, Wait,
 };
-use replayfork_client::ingest::{HaveBlobs, MissingBlobs, PackStored};
-use replayfork_client::{ApiClient, Bytes, ClientError, Reach, Token};
+use replayfork_client::{ApiClient, ClientError, Pack, PackRoutes, Reach, Token};
 use replayfork_core::Digest;
 use replayfork_snapshot::{LocalStore, SnapshotError};
 use serde::Serialize;
@@ -142,13 +141,6 @@ impl Api {
         until_answered("model", || self.client.post(&path, &ask)).await
     }
 
-    pub async fn missing(&self, digests: Vec<Digest>) -> Result<Vec<Digest>, ClientError> {
-        let request = HaveBlobs { digests };
-        let path = self.path("blobs/have");
-        let answer: MissingBlobs = until_answered("have", || self.client.post(&path, &request)).await?;
-        Ok(answer.missing)
-    }
-
     /// Posts until it is answered, with the blobs that it names where the store lacks any.
     async fn post_with_blobs<T: DeserializeOwned>(
         &self,
@@ -162,11 +154,11 @@ impl Api {
         until_answered(what, || self.client.with_blobs(&packs, |digest| store.pack_of(digest), post)).await
     }
 
-    pub async fn put_pack(&self, pack: Vec<u8>, store: &LocalStore) -> Result<(), ClientError> {
-        let (path, pack) = (self.path("packs"), Bytes::from(pack));
-        let put = || self.client.put_bytes(&path, pack.clone());
-        let _: PackStored = until_answered("pack", || self.client.with_blobs(&path, |digest| store.pack_of(digest), put)).await?;
-        Ok(())
+    /// Sends what the store lacks of these packs.
+    pub async fn offer(&self, packs: &[Pack], store: &LocalStore) -> Result<(), ClientError> {
+        let to = PackRoutes { have: self.path("blobs/have"), packs: self.path("packs") };
+        let offer = async || self.client.offer(&to, packs, |digest| store.pack_of(digest)).await.into_iter().collect();
+        until_answered("packs", offer).await
     }
 
     pub async fn begin(&self, span: &str, begin: &BeginSpan) -> Result<(), ClientError> {

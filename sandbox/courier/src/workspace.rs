@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use replayfork_client::Pack;
 use replayfork_core::Digest;
 use replayfork_core::footprint::Pattern;
 use replayfork_core::model::SnapshotRef;
@@ -105,13 +106,10 @@ impl ForkWorkspace {
             packs.push(pack.to_owned());
             Ok(())
         })?;
-        // Read back one by one, so that no more than one is in memory.
-        for path in packs {
-            let pack = std::fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
-            let digests = parse_pack(&pack).map_err(SnapshotError::from)?.blobs.iter().map(|b| b.digest).collect();
-            if !self.api.missing(digests).await?.is_empty() {
-                self.api.put_pack(pack, &self.store).await?;
-            }
+        // Read back two by two, so that no more are in memory.
+        for paths in packs.chunks(2) {
+            let packs = paths.iter().map(|path| read_pack(path)).collect::<anyhow::Result<Vec<_>>>()?;
+            self.api.offer(&packs, &self.store).await?;
         }
         self.unread = captured.skipped.into_iter().filter(|skipped| skipped.unread).collect();
         let before = std::mem::replace(&mut self.now, captured.snapshot);
@@ -176,4 +174,12 @@ impl Workspace for ForkWorkspace {
     fn recorded(&mut self, snapshot: &SnapshotRef, patterns: &[Pattern]) -> Result<Digest, SnapshotError> {
         footprint_content(&mut self.nodes, &mut self.store, &snapshot.node, patterns)
     }
+}
+
+/// A pack as it is stored.
+fn read_pack(path: &Path) -> anyhow::Result<Pack> {
+    let bytes = std::fs::read(path).with_context(|| format!("can't read {}", path.display()))?;
+    let index = parse_pack(&bytes).map_err(SnapshotError::from)?;
+    let (digests, has_directories) = (index.digests().collect(), index.has_directories());
+    Ok(Pack { digests, has_directories, bytes: bytes.into() })
 }

@@ -52,38 +52,63 @@ pub struct PackedBlob {
     pub len: u32,
 }
 
+/// Decompresses frames, one after the other into the same memory.
+#[derive(Default)]
+pub(crate) struct Unpacker {
+    decompressor: zstd::bulk::Decompressor<'static>,
+    raw: Vec<u8>,
+}
+
+impl Unpacker {
+    /// A frame's raw bytes.
+    ///
+    /// # Errors
+    /// No zstd frame, or one larger than any of ours.
+    pub fn unpack(&mut self, frame: &[u8]) -> Result<&[u8], Hostile> {
+        let hostile = |why| Hostile { entry: "frame".into(), why };
+        let size = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten().ok_or_else(|| hostile("does not say its size"))?;
+        if size > MAX_FRAME as u64 {
+            return Err(hostile("claims to be larger than any frame is"));
+        }
+        self.raw.clear();
+        self.raw.reserve(size as usize);
+        self.decompressor.decompress_to_buffer(frame, &mut self.raw).map_err(|_| hostile("can't be decompressed"))?;
+        Ok(&self.raw)
+    }
+}
+
 /// Decompresses one frame.
 ///
 /// # Errors
 /// No zstd frame, or one larger than any of ours.
 pub fn read_frame(bytes: &[u8]) -> Result<Vec<u8>, Hostile> {
-    let size = frame_size(bytes)?;
-    zstd::bulk::decompress(bytes, size).map_err(|_| broken_frame())
-}
-
-/// How many raw bytes a frame says it has.
-pub(crate) fn frame_size(bytes: &[u8]) -> Result<usize, Hostile> {
-    let hostile = |why| Hostile { entry: "frame".into(), why };
-    let size = zstd::zstd_safe::get_frame_content_size(bytes).ok().flatten().ok_or_else(|| hostile("does not say its size"))?;
-    if size > MAX_FRAME as u64 { Err(hostile("claims to be larger than any frame is")) } else { Ok(size as usize) }
-}
-
-pub(crate) fn broken_frame() -> Hostile {
-    Hostile { entry: "frame".into(), why: "can't be decompressed" }
+    let mut unpacker = Unpacker::default();
+    unpacker.unpack(bytes)?;
+    Ok(unpacker.raw)
 }
 
 impl PackIndex<'_> {
+    pub fn digests(&self) -> impl Iterator<Item = Digest> {
+        self.blobs.iter().map(|blob| blob.digest)
+    }
+
+    /// Whether it has nodes of directories, which name other blobs.
+    pub fn has_directories(&self) -> bool {
+        self.blobs.iter().any(|blob| blob.kind == BlobKind::Directory)
+    }
+
     /// Calls `f` with every blob and its verified content, frame by frame.
     ///
     /// # Errors
     /// A broken frame, or a blob whose content is not what its digest names; what `f` gives.
     pub fn each<E: From<SnapshotError>>(&self, mut f: impl FnMut(&PackedBlob, &[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut unpacker = Unpacker::default();
         for of_frame in self.blobs.chunk_by(|a, b| a.frame == b.frame) {
             let frame = of_frame[0].frame;
             let bytes = &self.frames[frame.at as usize..(frame.at + frame.len) as usize];
-            let raw = read_frame(bytes).map_err(SnapshotError::from)?;
+            let raw = unpacker.unpack(bytes).map_err(SnapshotError::from)?;
             for blob in of_frame {
-                let content = slice(&raw, blob).ok_or(SnapshotError::Corrupt(blob.digest))?;
+                let content = slice(raw, blob).ok_or(SnapshotError::Corrupt(blob.digest))?;
                 if Digest::of(content) != blob.digest {
                     return Err(SnapshotError::Corrupt(blob.digest).into());
                 }

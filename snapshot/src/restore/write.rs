@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::disk::{Occupied, make_file, open_below, set_time_of};
 use crate::error::{Hostile, SnapshotError};
 use crate::pack::{Frame, slice_of};
-use crate::store::{LocalStore, Unpacker};
+use crate::store::{FrameReader, LocalStore};
 
 /// Threads that write.
 const THREADS: usize = 2;
@@ -55,7 +55,7 @@ enum Job<'a> {
 
 /// What a thread uses again and again.
 struct Hand {
-    unpacker: Unpacker,
+    frames: FrameReader,
     folder: Option<(u32, OwnedFd)>,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         jobs.extend(located.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)).map(Job::Frame));
         let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let work = || {
-            let mut hand = Hand { unpacker: Unpacker::default(), folder: None };
+            let mut hand = Hand { frames: FrameReader::default(), folder: None };
             while !failed.load(Ordering::Relaxed) {
                 let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                 let done = match job {
@@ -146,9 +146,9 @@ impl<'a> Writer<'a> {
     }
 
     fn write_frame(&self, hand: &mut Hand, files: &[Located]) -> Result<(), SnapshotError> {
-        let Hand { unpacker, folder } = hand;
+        let Hand { frames, folder } = hand;
         let pack = self.store.pack(files[0].pack)?;
-        let raw = unpacker.unpack(&pack, files[0].frame)?;
+        let raw = frames.read(&pack, files[0].frame)?;
         let mut verified = None;
         for located in files {
             let digest = self.files[located.file as usize].1.digest;
@@ -166,14 +166,14 @@ impl<'a> Writer<'a> {
     }
 
     fn write_chunked(&self, hand: &mut Hand, number: u32) -> Result<(), SnapshotError> {
-        let Hand { unpacker, folder } = hand;
+        let Hand { frames, folder } = hand;
         let wanted = &self.files[number as usize].1;
         let write = |file: &mut std::fs::File| {
             let mut length = 0;
             for digest in &wanted.chunks {
                 let place = self.store.find(digest)?.ok_or(SnapshotError::Missing(*digest))?;
                 let pack = self.store.pack(place.pack)?;
-                let raw = unpacker.unpack(&pack, place.blob.frame)?;
+                let raw = frames.read(&pack, place.blob.frame)?;
                 let content = slice_of(raw, place.blob.offset, place.blob.len).ok_or(SnapshotError::Corrupt(*digest))?;
                 if Digest::of(content) != *digest {
                     return Err(SnapshotError::Corrupt(*digest));

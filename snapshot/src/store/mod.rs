@@ -18,7 +18,7 @@ use crate::pack::{FRAME_SIZE, PackedBlob, check_parts, head_len, read_frame, sli
 use catalog::{Catalog, Pack};
 
 pub use fsck::Fault;
-pub(crate) use unpack::Unpacker;
+pub(crate) use unpack::FrameReader;
 
 /// Gives blobs by digest, verified.
 pub trait Blobs {

@@ -106,7 +106,7 @@ async fn empty_workspace(client: &mut Object, ns: &Namespace) -> Result<(Digest,
     };
     let Ok(empty) = DirectoryBuilder::default().finish(&mut keep);
     let tx = client.transaction().await?;
-    blobs::put_pack(&tx, ns, &pack.finish()).await.map_err(said)?;
+    blobs::put_pack(&tx, ns, &blobs::Verified::of(pack.finish()).map_err(said)?).await.map_err(said)?;
     tx.commit().await?;
     Ok((empty.node, empty.content))
 }

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
 use clap::Parser;
 use deadpool_postgres::Pool;
 use replayfork_api_server::auth::Authenticator;
@@ -15,8 +14,8 @@ use replayfork_api_server::endpoints::Endpoints;
 use replayfork_api_server::routes;
 use replayfork_api_server::state::App;
 use replayfork_api_server::store::Packs;
-use replayfork_client::ingest::{CreateRun, HaveBlobs, Ingested, MissingBlobs, PackStored, RunCreated};
-use replayfork_client::{ApiClient, Reach, Token};
+use replayfork_client::ingest::{CreateRun, Ingested, RunCreated};
+use replayfork_client::{ApiClient, Pack, PackRoutes, Reach, Token};
 use replayfork_core::model::SnapshotRef;
 use replayfork_snapshot::{Capturer, LocalStore, SnapshotError, parse_pack};
 use replayfork_tests::{postgres, s3};
@@ -84,13 +83,18 @@ impl Kept {
         let begun = Instant::now();
         let (stored, mut packs) = mpsc::unbounded_channel::<PathBuf>();
         let captured = capture(folder, store, move |pack| drop(stored.send(pack.to_owned())));
-        while let Some(pack) = packs.recv().await {
-            let bytes = Bytes::from(tokio::fs::read(&pack).await?);
-            let digests = parse_pack(&bytes)?.blobs.iter().map(|b| b.digest).collect();
-            let answer: MissingBlobs = self.client.post("/v1/blobs/have", &HaveBlobs { digests }).await?;
-            if !answer.missing.is_empty() {
-                let _: PackStored = self.client.put_bytes("/v1/packs", bytes).await?;
+        let to = PackRoutes { have: "/v1/blobs/have".into(), packs: "/v1/packs".into() };
+        let mut stored = Vec::new();
+        // Two together, as a recorder does.
+        while packs.recv_many(&mut stored, 2).await > 0 {
+            let mut read = Vec::new();
+            for pack in stored.drain(..) {
+                let bytes = tokio::fs::read(&pack).await?;
+                let index = parse_pack(&bytes)?;
+                let (digests, has_directories) = (index.digests().collect(), index.has_directories());
+                read.push(Pack { digests, has_directories, bytes: bytes.into() });
             }
+            self.client.offer(&to, &read, |_| None).await.into_iter().collect::<Result<(), _>>()?;
         }
         let snapshot = captured.await??;
         let batch = json!({"snapshots": [{"span": "s", "edge": "after", "snapshot": snapshot}]});
