@@ -72,7 +72,7 @@ fn show(answer: &PlanAnswer, output: Output) {
     for warning in &plan.warnings {
         println!("Note: {}.", safe(warning));
     }
-    let pod = if plan.sandbox { "a pod only changes the workspace" } else { "no pod is started" };
+    let pod = if plan.sandbox { "a pod only records the workspaces" } else { "no pod is started" };
     if plan.is_empty() {
         println!("Nothing has to run: the patches change nothing that any span would see; {pod}.");
     } else if plan.counts.may_be_run() == 0 {

@@ -181,7 +181,7 @@ pub struct Fork {
 pub struct PlanOverview {
     pub digest: Digest,
     pub counts: PlanCounts,
-    /// Whether a pod is needed: a step may be executed, or a patch changes the workspace.
+    /// Whether a pod is needed, as [`Plan::sandbox`] says.
     pub sandbox: bool,
     /// At most 20.
     pub blocked_spans: Vec<BlockedSpan>,

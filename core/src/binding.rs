@@ -5,6 +5,7 @@
 //! Fields: `text`, `stdout`, `stderr`, `exit_code`, `status`, `json`. Filters of ours: `words`, `lines`, `json`,
 //! `trim`, `quote`; in an argument vector, an argument that is one expression with a list as its value is spliced.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +63,11 @@ impl BindingError {
     }
 
     fn from_minijinja(source: &str, error: &Error) -> Self {
-        let offset = error.range().map_or(0, |r| r.start);
+        Self::of_rendering(source, &Found::default(), error)
+    }
+
+    fn of_rendering(source: &str, found: &Found, error: &Error) -> Self {
+        let offset = error.range().map_or(0, |r| found.place(r.start));
         let what = error.detail().map_or_else(|| error.kind().to_string(), |d| format!("{}: {d}", error.kind()));
         Self::at(source, offset, what)
     }
@@ -81,6 +86,52 @@ pub fn templates(binding: &Binding) -> Vec<&str> {
 /// # Errors
 /// A template that does not parse, has statements, or uses `spans` in another way than `spans["id"]`.
 pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
+    Ok(found(source)?.holes)
+}
+
+/// What a template refers to.
+#[derive(Default)]
+struct Found {
+    holes: BTreeSet<Hole>,
+    /// Where the spans end that stand for themselves, and none of their fields.
+    bare: Vec<usize>,
+}
+
+/// What makes a span that stands for itself its text, in filters, comparisons and tests too.
+const TEXT: &str = ".text";
+
+impl Found {
+    /// A hole, and whether no field of it is asked for.
+    fn hole(&mut self, expr: &Expr<'_>, hole: Hole, bare: bool) {
+        self.holes.insert(hole);
+        if bare {
+            self.bare.push(expr.span().end_offset as usize);
+        }
+    }
+
+    /// The template with each span that stands for itself as its text.
+    fn with_texts<'s>(&self, source: &'s str) -> Cow<'s, str> {
+        let mut bare = self.bare.clone();
+        bare.sort_unstable();
+        let (mut whole, mut from) = (String::new(), 0);
+        for at in bare {
+            whole.push_str(&source[from..at]);
+            whole.push_str(TEXT);
+            from = at;
+        }
+        if from == 0 { Cow::Borrowed(source) } else { Cow::Owned(whole + &source[from..]) }
+    }
+
+    /// Of a place in that, the place in the template.
+    fn place(&self, at: usize) -> usize {
+        let mut bare = self.bare.clone();
+        bare.sort_unstable();
+        let before = bare.iter().enumerate().filter(|(n, bare)| **bare + n * TEXT.len() < at).count();
+        at.saturating_sub(before * TEXT.len())
+    }
+}
+
+fn found(source: &str) -> Result<Found, BindingError> {
     if source.len() > MAX_TEMPLATE {
         return Err(BindingError::at(source, 0, format!("a template has at most {MAX_TEMPLATE} bytes, this one {}", source.len())));
     }
@@ -89,7 +140,7 @@ pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
     let Stmt::Template(template) = parsed else {
         return Err(BindingError::at(source, 0, "not a template"));
     };
-    let mut found = BTreeSet::new();
+    let mut found = Found::default();
     for child in &template.children {
         match child {
             Stmt::EmitRaw(_) => {}
@@ -149,7 +200,12 @@ fn check_size(source: &str) -> Result<(), BindingError> {
     Ok(())
 }
 
-fn walk(source: &str, expr: &Expr<'_>, found: &mut BTreeSet<Hole>) -> Result<(), BindingError> {
+fn walk(source: &str, expr: &Expr<'_>, found: &mut Found) -> Result<(), BindingError> {
+    walk_part(source, expr, true, found)
+}
+
+/// `bare`: no field of the expression's value is asked for.
+fn walk_part(source: &str, expr: &Expr<'_>, bare: bool, found: &mut Found) -> Result<(), BindingError> {
     let at = |message: &str| Err(BindingError::at(source, expr.span().start_offset as usize, message));
     if let Expr::GetItem(item) = expr
         && let Expr::Var(var) = &item.expr
@@ -157,14 +213,14 @@ fn walk(source: &str, expr: &Expr<'_>, found: &mut BTreeSet<Hole>) -> Result<(),
     {
         return match &item.subscript_expr {
             Expr::Const(id) if id.value.as_str().is_some() => {
-                found.insert(Hole::Id(id.value.as_str().unwrap_or_default().to_owned()));
+                found.hole(expr, Hole::Id(id.value.as_str().unwrap_or_default().to_owned()), bare);
                 Ok(())
             }
             _ => at("spans[…] takes a span id in quotes, so that the dependency is known before anything runs"),
         };
     }
     let mut all = |exprs: &[&Expr<'_>]| exprs.iter().try_for_each(|e| walk(source, e, found));
-    let args = |args: &[CallArg<'_>], found: &mut BTreeSet<Hole>| {
+    let args = |args: &[CallArg<'_>], found: &mut Found| {
         args.iter().try_for_each(|arg| match arg {
             CallArg::Pos(e) | CallArg::Kwarg(_, e) | CallArg::PosSplat(e) | CallArg::KwargSplat(e) => walk(source, e, found),
         })
@@ -172,7 +228,7 @@ fn walk(source: &str, expr: &Expr<'_>, found: &mut BTreeSet<Hole>) -> Result<(),
     match expr {
         Expr::Var(var) if var.id == "spans" => at("`spans` is used as spans[\"id\"]"),
         Expr::Var(var) => {
-            found.insert(Hole::Name(var.id.to_owned()));
+            found.hole(expr, Hole::Name(var.id.to_owned()), bare);
             Ok(())
         }
         Expr::Const(_) => Ok(()),
@@ -194,8 +250,12 @@ fn walk(source: &str, expr: &Expr<'_>, found: &mut BTreeSet<Hole>) -> Result<(),
             all(&[&e.expr])?;
             args(&e.args, found)
         }
-        Expr::GetAttr(e) => all(&[&e.expr]),
-        Expr::GetItem(e) => all(&[&e.expr, &e.subscript_expr]),
+        Expr::GetAttr(e) => walk_part(source, &e.expr, false, found),
+        Expr::GetItem(e) => {
+            let is_field = matches!(&e.subscript_expr, Expr::Const(key) if key.value.as_str().is_some());
+            walk_part(source, &e.expr, !is_field, found)?;
+            walk(source, &e.subscript_expr, found)
+        }
         Expr::Slice(e) => {
             all(&[&e.expr])?;
             [&e.start, &e.stop, &e.step].into_iter().flatten().try_for_each(|e| walk(source, e, found))
@@ -329,24 +389,25 @@ impl<'a> Renderer<'a> {
         Self { env: environment(), resolve }
     }
 
-    fn context(&self, source: &str) -> Result<Value, BindingError> {
+    fn context(&self, source: &str) -> Result<(Value, Found), BindingError> {
         let mut names = std::collections::BTreeMap::new();
         let mut ids = std::collections::BTreeMap::new();
-        for hole in holes(source)? {
-            let value = (self.resolve)(&hole).map_err(|why| {
-                let needle = match &hole {
+        let found = found(source)?;
+        for hole in &found.holes {
+            let value = (self.resolve)(hole).map_err(|why| {
+                let needle = match hole {
                     Hole::Name(n) | Hole::Id(n) => n,
                 };
                 let expression = source.find("{{").unwrap_or(0);
                 BindingError::at(source, source[expression..].find(needle.as_str()).map_or(0, |i| expression + i), why)
             })?;
             match hole {
-                Hole::Name(name) => names.insert(name, Value::from_object(value)),
-                Hole::Id(id) => ids.insert(id, Value::from_object(value)),
+                Hole::Name(name) => names.insert(name.clone(), Value::from_object(value)),
+                Hole::Id(id) => ids.insert(id.clone(), Value::from_object(value)),
             };
         }
         names.insert("spans".to_owned(), Value::from_pairs(ids));
-        Ok(Value::from_pairs(names))
+        Ok((Value::from_pairs(names), found))
     }
 
     /// Renders one template to text.
@@ -354,8 +415,9 @@ impl<'a> Renderer<'a> {
     /// # Errors
     /// What [`holes`] refuses, a hole without a value, a failing filter, fuel or size exhausted.
     pub fn render(&self, source: &str) -> Result<String, BindingError> {
-        let context = self.context(source)?;
-        let rendered = self.env.render_str(source, context).map_err(|e| BindingError::from_minijinja(source, &e))?;
+        let (context, found) = self.context(source)?;
+        let rendered = self.env.render_str(&found.with_texts(source), context);
+        let rendered = rendered.map_err(|e| BindingError::of_rendering(source, &found, &e))?;
         if rendered.len() > MAX_RENDERED {
             return Err(BindingError::at(
                 source,
@@ -373,18 +435,18 @@ impl<'a> Renderer<'a> {
     pub fn render_argv(&self, items: &[String]) -> Result<Vec<String>, BindingError> {
         let mut argv = Vec::new();
         for source in items {
-            let inner = source.trim();
-            let expression = inner.strip_prefix("{{").and_then(|s| s.strip_suffix("}}")).filter(|s| !s.contains("{{"));
-            let Some(expression) = expression else {
+            let is_one = |text: &str| text.trim().strip_prefix("{{")?.strip_suffix("}}").filter(|s| !s.contains("{{")).map(str::to_owned);
+            if is_one(source).is_none() {
                 argv.push(self.render(source)?);
                 continue;
-            };
-            let context = self.context(source)?;
+            }
+            let (context, found) = self.context(source)?;
+            let expression = is_one(&found.with_texts(source)).unwrap_or_default();
             let value = self
                 .env
-                .compile_expression(expression)
+                .compile_expression(&expression)
                 .and_then(|e| e.eval(context))
-                .map_err(|e| BindingError::from_minijinja(source, &e))?;
+                .map_err(|e| BindingError::of_rendering(source, &found, &e))?;
             match value.kind() {
                 ValueKind::Seq | ValueKind::Iterable => {
                     let items = value.try_iter().map_err(|e| BindingError::from_minijinja(source, &e))?;
@@ -425,6 +487,10 @@ mod tests {
             ("{{ tests | lines }}", r#"["test_a  it's","test_b"]"#),
             ("{{ (tests | lines)[1] }}", "test_b"),
             ("{{ tests | trim | quote }}", "'test_a  it'\\''s\ntest_b'"),
+            // A name is a text, whatever is done with it.
+            ("{{ 'few' if tests | length < 100 else 'many' }} {{ tests | upper }} {{ tests[:6] }}", "few TEST_A  IT'S\nTEST_B test_a"),
+            ("{{ tests == \"test_a  it's\ntest_b\" }} {{ 'test' in tests }} {{ tests is string }}", "true true true"),
+            ("{{ spans['s-1'] | length }} {{ tests['exit_code'] }} {{ tests.status }}", "21 0 Completed"),
             ("no holes, one newline\n", "no holes, one newline\n"),
             ("{{ '{{' }}.State}}", "{{.State}}"),
         ] {
@@ -449,6 +515,11 @@ mod tests {
         let error = render("run {{ nobody }} now").unwrap_err().to_string();
         assert_eq!(error, "no earlier span is called nobody\n  run {{ nobody }} now\n         ^");
         assert!(render("x {{ tests | nofilter }}").unwrap_err().to_string().contains("nofilter"));
+        let error = render("{{ tests }} {{ tests | lines | first | json }}").unwrap_err().to_string();
+        assert!(
+            error.ends_with("\n  {{ tests }} {{ tests | lines | first | json }}\n                                         ^"),
+            "{error}"
+        );
         assert!(render("{% for x in tests %}{{ x }}{% endfor %}").unwrap_err().message.contains("statements"));
         assert!(render("{{ spans[tests] }}").unwrap_err().message.contains("in quotes"));
         assert!(render("{{ range(9) }}").unwrap_err().message.contains("functions"));

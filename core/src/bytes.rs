@@ -3,7 +3,7 @@
 use crate::model::CONTRACT_VERSION;
 
 /// Of the forms of all that is stored so; bytes of another one are made anew.
-const FORM: u32 = 3;
+const FORM: u32 = 4;
 
 /// Bytes that were stored by no program of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -276,9 +276,15 @@ impl Output {
         Self { text: text.to_owned(), stdout: text.to_owned(), stderr: String::new(), exit_code: Some(exit_code) }
     }
 
-    /// The same output in the form in which outputs of this executor are compared: a command's text is its stdout.
+    /// The same output in the form in which outputs of this executor are compared: a command's text is its stdout, and what no text
+    /// may hold is U+FFFD, as a sandbox has it.
     #[must_use]
     pub fn normalised(mut self, executor: Option<&Executor>) -> Self {
+        for part in [&mut self.text, &mut self.stdout, &mut self.stderr] {
+            if part.contains('\0') {
+                *part = part.replace('\0', "\u{fffd}");
+            }
+        }
         match executor {
             Some(Executor::Shell(_)) => {
                 if self.stdout.is_empty() {

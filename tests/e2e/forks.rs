@@ -13,7 +13,8 @@ pub const SCENARIOS: &[Scenario] = scenarios![
     e2e_env_fork_runs_one_command_and_blocks_its_reader,
     e2e_override_that_still_fails_reuses_the_fix,
     e2e_override_that_passes_blocks_the_model_and_all_that_needs_its_answer,
-    e2e_override_that_nothing_can_follow_is_blocked_without_a_pod,
+    e2e_override_that_nothing_can_follow_is_blocked_and_a_fork_of_it_writes_anew,
+    e2e_override_that_only_readers_follow_is_blocked_without_a_pod,
     e2e_override_with_the_recorded_output_succeeds_without_a_pod,
     e2e_command_that_declares_its_reads_affects_nothing_else,
     e2e_outcome_stays_where_the_deciding_step_is_as_it_was,
@@ -110,8 +111,24 @@ fn e2e_override_that_passes_blocks_the_model_and_all_that_needs_its_answer(place
     })
 }
 
-fn e2e_override_that_nothing_can_follow_is_blocked_without_a_pod(place: &Place) -> Result<()> {
+fn e2e_override_that_nothing_can_follow_is_blocked_and_a_fork_of_it_writes_anew(place: &Place) -> Result<()> {
     carried_out(place, &place.example("other-source")?, |fork| {
+        fork.ends_as("Blocked")?;
+        ensure!(fork.steps()?.is_empty(), "steps were begun: {}", fork.steps()?);
+        // The fix that was not written is not there, and the one that a fork of this one writes stays.
+        let command = json!({"type": "CommandOverride", "span": "lint", "command": {"script": "head -c 9 auth/pool.py", "reads": ["auth/"], "writes": []}});
+        let answer = json!({"model": {"mode": "Command", "command": {"argv": ["printf", "\"%s\"", "# ANOTHER"]}}});
+        let again = place.fork(&manifest("written-anew", &fork.run()?, "gen_fix", json!([command]), answer))?;
+        again.succeeds()?;
+        let lint = place.span(&again.run()?, "lint")?.span;
+        ensure!(lint.output().is_some_and(|o| o.text == "# ANOTHER"), "lint saw {:?}", lint.output());
+        Ok(())
+    })
+}
+
+fn e2e_override_that_only_readers_follow_is_blocked_without_a_pod(place: &Place) -> Result<()> {
+    let patch = json!([{"type": "PromptEdit", "prompt": {"system": "Be brief."}}]);
+    carried_out(place, &manifest("briefly", AGENT, "summarize", patch, json!({})), |fork| {
         fork.ends_as("Blocked")?;
         fork.had_no_pod()?;
         ensure!(fork.steps()?.is_empty(), "steps were begun: {}", fork.steps()?);

@@ -133,7 +133,8 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub check: bool,
     pub counts: PlanCounts,
-    /// Whether a pod is needed: a step may be executed, or a patch changes the workspace.
+    /// Whether a pod is needed: a step may be executed, a patch changes the workspace, or one that is passed over leaves files of it
+    /// unknown.
     pub sandbox: bool,
     /// Affected and overridden spans in order; an api-server lists the first 1,000.
     pub spans: Vec<PlannedSpan>,

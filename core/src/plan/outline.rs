@@ -62,6 +62,8 @@ pub struct Planned {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outline {
     pub counts: PlanCounts,
+    /// A step is passed over that may have written files, so that these are not known from there on, or may not be.
+    pub leaves_unknown: bool,
     /// In order.
     pub planned: Vec<Planned>,
     /// Places of the spans that each is affected through, at most 8, one after the other.
@@ -201,7 +203,7 @@ impl Outline {
             fork_span: names.of(view.fork_span() as u32).0.to_owned(),
             check: fork.check,
             counts: self.counts,
-            sandbox: self.counts.may_be_run() > 0 || changes_workspace(view),
+            sandbox: self.counts.may_be_run() > 0 || view.graph.has_workspace && (self.leaves_unknown || view.fork.changes_workspace()),
             spans_left_out: (self.planned.len() - spans.len()) as i64,
             spans,
             environment: fork.environment.clone(),
@@ -278,17 +280,16 @@ impl Outline {
                 || "its patches change nothing".to_owned(),
                 |file| format!("no step from there on sees {:?} change", file.path),
             );
-            let equal = if changes_workspace(view) { "but for its workspace the fork equals" } else { "the fork equals" };
+            let equal = if view.graph.has_workspace && view.fork.changes_workspace() {
+                "but for its workspace the fork equals"
+            } else {
+                "the fork equals"
+            };
             warnings.push(format!("nothing is affected: {what}; {equal} its source"));
         }
         warnings.truncate(MAX_WARNINGS);
         warnings
     }
-}
-
-/// A patch changes the workspace, though perhaps no step sees it.
-fn changes_workspace(view: &View<'_>) -> bool {
-    view.graph.has_workspace && view.fork.changes_workspace()
 }
 
 /// Units from the first one on whose declaration did not hold.

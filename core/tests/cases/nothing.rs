@@ -79,3 +79,24 @@ fn a_file_that_no_step_sees_is_in_the_workspace_all_the_same_and_that_takes_a_po
         "nothing is affected: no step from there on sees \"conf\" change; but for its workspace the fork equals its source"
     );
 }
+
+#[test]
+fn steps_that_are_passed_over_take_a_pod_where_they_may_have_written_files() {
+    let run = run(&[("a", "0")]).step("ask", asks("hi")).step("make", sh("echo {{ ask }} > a").sees(&[], &["a"])).recorded();
+    // Nothing runs: what forks of the fork begin with must be recorded all the same.
+    let fork = run.fork("ask", json!([prompt("hello")]));
+    assert!(fork.plan.counts.may_be_run() == 0 && fork.plan.sandbox, "{:?}", fork.plan);
+    let reads = run_of_readers().fork("ask", json!([prompt("hello")]));
+    assert!(reads.plan.counts.will_block == 2 && !reads.plan.sandbox, "{:?}", reads.plan);
+}
+
+fn run_of_readers() -> Recorded {
+    run(&[("a", "0")]).step("ask", asks("hi")).step("look", sh("echo {{ ask }}; cat a").sees(&["a"], &[])).recorded()
+}
+
+#[test]
+fn an_output_with_what_no_text_may_hold_is_compared_as_a_sandbox_gives_it() {
+    use replayfork_core::model::Output;
+    let with = |text: &str| Output { text: text.into(), stdout: text.into(), stderr: text.into(), ..Output::default() };
+    assert_eq!(with("x\0y").normalised(None), with("x\u{fffd}y"));
+}

@@ -1310,7 +1310,10 @@ export interface components {
             /** @description Nothing is patched: every step that can be is run on its recorded inputs, to see whether it gives what it gave. */
             check?: boolean;
             counts: components["schemas"]["PlanCounts"];
-            /** @description Whether a pod is needed: a step may be executed, or a patch changes the workspace. */
+            /**
+             * @description Whether a pod is needed: a step may be executed, a patch changes the workspace, or one that is passed over leaves files of it
+             *     unknown.
+             */
             sandbox: boolean;
             /** @description Affected and overridden spans in order; an api-server lists the first 1,000. */
             spans: components["schemas"]["PlannedSpan"][];
@@ -1350,7 +1353,7 @@ export interface components {
         PlanOverview: {
             digest: components["schemas"]["Digest"];
             counts: components["schemas"]["PlanCounts"];
-            /** @description Whether a pod is needed: a step may be executed, or a patch changes the workspace. */
+            /** @description Whether a pod is needed, as [`Plan::sandbox`] says. */
             sandbox: boolean;
             /** @description At most 20. */
             blocked_spans: components["schemas"]["BlockedSpan"][];

@@ -32,6 +32,7 @@ impl Walk<'_, '_> {
             // out to be as recorded.
             let blocked = group.flatten().filter(|_| overriding.is_none()).unwrap_or(Level::Certain);
             for pat in self.may_write(step, Some(x)) {
+                self.outline.leaves_unknown |= self.log.is_none();
                 let differs = self.paths.of(pat).differs.min(Level::Maybe);
                 self.paths.set(pat, PathState { blocked, differs, ..self.unknown(step) });
             }
@@ -166,6 +167,7 @@ impl Walk<'_, '_> {
             state.unknown_from.merge(before.unknown_from.as_slice());
             state.unrecorded |= before.unrecorded;
         }
+        self.outline.leaves_unknown |= state.blocked > Level::No && self.log.is_none();
         self.paths.set(pat, state);
     }
 
