@@ -51,6 +51,9 @@ fn a_run_without_trouble_has_an_empty_report_that_says_so() {
     let found = of(vec![step(1, "a", json!({})), step(2, "b", json!({}))], Status::Completed, None);
     assert_eq!(found, Forensics { summary: "Nothing failed and nothing is blocked.".into(), ..Forensics::default() });
     assert_eq!(of(vec![], Status::Completed, None), found);
+    // Where a step after the blocked one decides.
+    let spans = vec![step(1, "ask", blocked("ModelBlocked", None)), step(2, "end", json!({}))];
+    assert_eq!(of(spans, Status::Completed, Some("s2")).summary, "Nothing failed; one span is blocked.");
     assert_eq!(of(vec![], Status::Failed, None).summary, "The run did not end well, and no span of it failed.");
 }
 

@@ -201,7 +201,11 @@ fn summary(found: &Forensics, end: End<'_>) -> String {
             }
             Some(first) => format!("`{}` failed{}.", first.name, because(first)),
             None if end.outcome.is_some_and(|o| o != Status::Completed) => "The run did not end well, and no span of it failed.".to_owned(),
-            None => "Nothing failed and nothing is blocked.".to_owned(),
+            None => match found.blocked {
+                0 => "Nothing failed and nothing is blocked.".to_owned(),
+                1 => "Nothing failed; one span is blocked.".to_owned(),
+                n => format!("Nothing failed; {n} spans are blocked."),
+            },
         },
     }
 }
