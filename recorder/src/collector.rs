@@ -188,6 +188,9 @@ async fn create_run(State(recorder): State<Arc<Recorder>>, request: Result<Json<
         .get_or_insert_with(|| format!("{}-{}", run_id::to_label(&request.agent).chars().take(57).collect::<String>(), &suffix[27..]))
         .clone();
     recorder.state.lock().await.runs.insert(id, RunMemory::default());
+    if let Some(snapshots) = &recorder.snapshots {
+        snapshots.forget();
+    }
     let named = recorder.uploader.name_of(id);
     recorder.spool(&Item::Run(request))?;
     let name = match tokio::time::timeout(NAME_PATIENCE, named).await {

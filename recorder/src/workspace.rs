@@ -59,6 +59,11 @@ impl Snapshots {
         taken
     }
 
+    /// A run begins: what was seen last was another run's.
+    pub fn forget(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// The state that was seen last: what holds around a span that doesn't see the workspace.
     ///
     /// # Errors
@@ -81,4 +86,23 @@ fn capture(capturer: &mut Capturer, store: &LocalStore, spool: &Spool) -> Result
         tracing::warn!(path = skipped.path, "not in the snapshot: {}", skipped.why);
     }
     Ok(captured.snapshot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_seen_last_is_of_the_same_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, spool) = (folder.path().join("work"), folder.path().join("spool"));
+        std::fs::create_dir(&root).unwrap();
+        let items = Arc::new(Spool::open(&spool).unwrap());
+        let snapshots = Snapshots::start(&root, &spool, items, Duration::from_secs(60)).unwrap();
+        let empty = snapshots.now().await.unwrap();
+        std::fs::write(root.join("file"), "of the next run").unwrap();
+        assert_eq!(snapshots.last().await.unwrap(), empty);
+        snapshots.forget();
+        assert_ne!(snapshots.last().await.unwrap(), empty);
+    }
 }
