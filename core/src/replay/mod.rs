@@ -179,7 +179,7 @@ impl<'a> Replay<'a> {
                 ));
             }
             changes.push(WorkspaceChange::Recorded { state, paths: gap.clone() });
-            self.known_again(gap);
+            self.as_recorded_again(gap);
         }
         for target in fork.patches.targets_before(self.source, span) {
             if let Some(fact) = fork.patches.snapshot.get(&target).and_then(|s| s.fact.as_ref()) {
@@ -302,6 +302,14 @@ impl<'a> Replay<'a> {
         }
     }
 
+    /// What was recorded of these paths has been applied.
+    fn as_recorded_again(&mut self, paths: &[String]) {
+        self.known_again(paths);
+        for path in paths {
+            self.touched.remove(path);
+        }
+    }
+
     /// The span's output is not as recorded.
     fn drift(&mut self, span: usize) {
         self.drifted = true;
@@ -316,7 +324,7 @@ impl<'a> Replay<'a> {
     /// The span was kept: its recorded changes have been applied.
     pub fn kept(&mut self, span: usize) {
         let paths = self.fork.kept_paths(span);
-        self.known_again(&paths);
+        self.as_recorded_again(&paths);
     }
 
     /// A patch gave the span's output, and its recorded changes have been applied, where the record shows them.

@@ -38,7 +38,7 @@ pub struct Reference<'a> {
     groups: BTreeMap<usize, bool>,
     drifted: bool,
     /// Something has changed a file.
-    touched: bool,
+    touched: BTreeSet<String>,
 }
 
 impl<'a> Reference<'a> {
@@ -60,7 +60,7 @@ impl<'a> Reference<'a> {
             left_out,
             groups: BTreeMap::new(),
             drifted: false,
-            touched: false,
+            touched: BTreeSet::new(),
         }
     }
 
@@ -116,6 +116,7 @@ impl<'a> Reference<'a> {
             if let Some(after) = &after {
                 set(&mut self.end.files, path, after.get(path));
                 self.end.unknown.remove(path);
+                self.touched.remove(path);
             }
         }
     }
@@ -142,12 +143,14 @@ impl<'a> Reference<'a> {
             for path in &self.source.changed(n).before {
                 set(&mut self.end.files, path, self.states.0[&state.content].get(path));
                 self.end.unknown.remove(path);
+                self.touched.remove(path);
             }
         }
         for target in self.patches.targets_before(self.source, n) {
             if let Some(snapshot) = self.patches.snapshot.get(&target) {
                 let changed = snapshot.fact.as_ref().and_then(|f| f.changed.as_ref());
-                self.touched |= changed.is_none_or(|c| !c.is_empty());
+                // One that nobody can name stands for what is not known.
+                self.touched.extend(changed.map_or_else(|| vec![String::new()], Clone::clone));
                 self.end.files = self.states.0[&snapshot.content].clone();
                 self.end.unknown.clear();
             }
@@ -155,7 +158,9 @@ impl<'a> Reference<'a> {
                 let content = String::from_utf8(file.content.to_vec()).unwrap();
                 set(&mut self.end.files, &file.path, Some(&Entry::File { content, executable: file.executable }));
                 self.end.unknown.remove(&file.path);
-                self.touched |= file.same != Some(true);
+                if file.same != Some(true) {
+                    self.touched.insert(file.path.clone());
+                }
             }
         }
     }
@@ -226,7 +231,9 @@ impl<'a> Reference<'a> {
             if let Action::WriteFile { path, .. } = &action {
                 self.end.unknown.remove(path);
             }
-            self.touched |= !as_recorded && self.end.files != files;
+            if !as_recorded {
+                self.touched.extend(crate::common::files::changed(&files, &self.end.files).into_keys());
+            }
             self.end.files = files;
             self.give(n, Some(SpanValue { output, status }));
             self.left_out.extend(source.inner(n));
@@ -267,7 +274,7 @@ impl<'a> Reference<'a> {
                 let before = &self.states.0[&before.content];
                 PATHS.iter().filter(|p| covered(&footprint.sees, p)).all(|p| before.get(*p) == self.end.files.get(*p))
             }
-            None => unknown_inputs && !self.touched,
+            None => unknown_inputs && self.touched.is_empty(),
         };
         contract.footprint.sees == recorded.footprint.sees
             && contract.depends_on == recorded.depends_on
@@ -301,6 +308,7 @@ impl<'a> Reference<'a> {
             groups: self.groups.clone(),
             forced: self.forced.clone(),
             planned: self.planned.clone(),
+            touched: self.touched.clone(),
             ..*self
         };
         for n in (first..member).filter(|&n| source.is_unit(n)) {
