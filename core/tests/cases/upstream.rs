@@ -127,3 +127,15 @@ fn a_step_whose_inputs_are_not_known_is_reused_only_while_all_is_as_recorded() {
         "ask: may be blocked (DependencyUnknown ModelBlocked) -> reused",
     ]);
 }
+
+#[test]
+fn a_name_is_the_text_of_a_span_in_whatever_is_asked_of_it() {
+    let run = run(&[])
+        .step("mode", says(SpanKind::ToolCall, "prod"))
+        .step("deploy", sh("echo {{ 'all' if mode == 'prod' and mode | length < 5 else 'one' }}").sees_nothing())
+        .recorded();
+    run.fork("deploy", json!([env("V", "1")])).gives("deploy", "all");
+    run.fork("mode", json!([output("staging")]))
+        .tells(&["mode: overridden (PatchedInput) -> overridden", "deploy: will run (UpstreamOutputChanged) -> ran"])
+        .gives("deploy", "one");
+}
