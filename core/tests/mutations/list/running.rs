@@ -132,7 +132,7 @@ pub const MUTATIONS: &[Mutation] = &[
         "recorded changes that are applied make a path known again",
         Properties,
         "replay/mod.rs",
-        "let paths = self.fork.kept_paths(span);\n        self.known_again(&paths);",
+        "let paths = self.fork.kept_paths(span);\n        self.as_recorded_again(&paths);",
         "",
     ),
     rule(
