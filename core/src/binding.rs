@@ -94,7 +94,7 @@ pub fn holes(source: &str) -> Result<BTreeSet<Hole>, BindingError> {
 struct Found {
     holes: BTreeSet<Hole>,
     /// Where the spans end that stand for themselves, and none of their fields.
-    bare: Vec<usize>,
+    bare: BTreeSet<usize>,
 }
 
 /// What makes a span that stands for itself its text, in filters, comparisons and tests too.
@@ -105,16 +105,14 @@ impl Found {
     fn hole(&mut self, expr: &Expr<'_>, hole: Hole, bare: bool) {
         self.holes.insert(hole);
         if bare {
-            self.bare.push(expr.span().end_offset as usize);
+            self.bare.insert(expr.span().end_offset as usize);
         }
     }
 
     /// The template with each span that stands for itself as its text.
     fn with_texts<'s>(&self, source: &'s str) -> Cow<'s, str> {
-        let mut bare = self.bare.clone();
-        bare.sort_unstable();
         let (mut whole, mut from) = (String::new(), 0);
-        for at in bare {
+        for &at in &self.bare {
             whole.push_str(&source[from..at]);
             whole.push_str(TEXT);
             from = at;
@@ -124,9 +122,7 @@ impl Found {
 
     /// Of a place in that, the place in the template.
     fn place(&self, at: usize) -> usize {
-        let mut bare = self.bare.clone();
-        bare.sort_unstable();
-        let before = bare.iter().enumerate().filter(|(n, bare)| **bare + n * TEXT.len() < at).count();
+        let before = self.bare.iter().enumerate().filter(|(n, bare)| **bare + n * TEXT.len() < at).count();
         at.saturating_sub(before * TEXT.len())
     }
 }

@@ -142,10 +142,11 @@ pub async fn have(State(app): State<App>, caller: Caller, Body(request): Body<Ha
 /// Send a pack of blobs.
 #[utoipa::path(put, path = "/v1/packs", tag = "ingest", request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses((status = 200, body = PackStored), (status = 409, description = "Blobs are missing", body = replayfork_client::Problem)))]
 pub async fn put_pack(State(app): State<App>, caller: Caller, body: Bytes) -> ApiResult<(StatusCode, Json<PackStored>)> {
-    app.allowed(&caller, Right::CreateRuns, None).await?;
+    let namespace = app.allowed(&caller, Right::CreateRuns, None).await?;
     let pack = verified(body).await?;
     let mut db = app.db().await?;
-    let (tx, ns) = change(&app, &caller, &mut db).await?;
+    let tx = begin(&mut db).await?;
+    let ns = store::namespace(&tx, &app.packs, &namespace).await?;
     let stored = store_pack(&app, tx, &ns, &pack).await?;
     Ok((StatusCode::OK, Json(stored)))
 }

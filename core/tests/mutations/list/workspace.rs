@@ -260,7 +260,7 @@ pub const MUTATIONS: &[Mutation] = &[
         "`{{ select_tests }}` = that span's output text",
         Cases,
         "binding.rs",
-        "self.bare.push(expr.span().end_offset as usize);",
+        "self.bare.insert(expr.span().end_offset as usize);",
         "",
     ),
 ];
